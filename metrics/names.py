@@ -1,0 +1,60 @@
+"""Every metric's name, in one place. `role/what_unit`; counters are window sums since the last report.
+
+Used by whoever records (actors, buffer, learner, weightsync) and by the progress picture.
+"""
+
+# actor, per report window
+ACTOR_TRAJECTORIES = "actor/trajectories"  # put in the window
+ACTOR_REWARD_SUM = "actor/reward_sum"  # over scored trajectories
+ACTOR_SCORED = "actor/scored"
+ACTOR_SUCCESS = "actor/success"  # trajectories whose task.success held
+ACTOR_ERRORS = "actor/errors"  # unscored or failed
+ACTOR_TOKENS = "actor/tokens_sampled"
+ACTOR_PROMPT_TOKENS = "actor/tokens_prompt"  # prefilled, prefix-cache hits included
+ACTOR_CACHED_TOKENS = "actor/tokens_cached"  # of those, served from the prefix cache
+ACTOR_WINDOW_S = "actor/window_s"  # length of the window
+ACTOR_IN_FLIGHT = "actor/in_flight"  # trajectories now
+ACTOR_IDLE_S = "actor/idle_s"  # no trajectory in flight: waiting for a lease
+ACTOR_PAUSED_S = "actor/paused_s"  # engine paused for new weights
+TOOL_CALLS = "tool/calls"
+TOOL_FAILURES = "tool/failures"  # outcomes other than ok
+TOOL_SECONDS = "tool/seconds"  # summed latency of calls
+
+# learner, once per step
+STEP = "learner/step"
+STEP_S = "learner/step_s"  # whole step, waits included
+WAIT_S = "learner/wait_batch_s"  # of it, waiting for the batch
+TRAIN_S = "learner/train_s"  # forward, backward, optimizer
+PUBLISH_S = "learner/publish_s"  # copying the weights for the publisher
+TOKENS_TRAINED = "learner/tokens_action"  # masked-in tokens
+TOKENS_PACKED = "learner/tokens_packed"  # tokens computed after prefix sharing
+TOKENS_UNPACKED = "learner/tokens_unpacked"  # what they would be without sharing or packing's gain
+LOSS = "learner/loss"
+GRAD_NORM = "learner/grad_norm"
+LR = "learner/lr"
+ENTROPY = "learner/entropy"
+KL_REF = "learner/kl_ref"
+CLIP_FRACTION = "learner/clip_fraction"
+RATIO_MEAN = "learner/ratio_mean"
+MISMATCH_KL = "learner/mismatch_kl"  # k3 of behaviour against learner logprobs, before the update
+LOGPROB_GAP_MEAN = "learner/logprob_gap_mean"
+LOGPROB_GAP_MAX = "learner/logprob_gap_max"
+REWARD_MEAN = "learner/reward_mean"  # of the batch
+REWARD_STD = "learner/reward_std"
+STALENESS_MEAN = "learner/staleness_mean"  # versions, over action tokens
+STALENESS_MAX = "learner/staleness_max"
+SKIPPED_STEPS = "learner/skipped_steps"  # NaN or Inf in loss or gradients
+
+# weightsync
+SYNC_VERSION = "weightsync/version"
+SYNC_TRANSFER_S = "weightsync/transfer_s"
+SYNC_PAUSE_S = "weightsync/pause_s"
+SYNC_BYTES = "weightsync/bytes"
+SYNC_SKIPPED = "weightsync/versions_skipped"
+
+# buffer
+BUFFER_READY = "buffer/ready_groups"
+BUFFER_RUNNING = "buffer/running_groups"
+BUFFER_PUT_MS = "buffer/put_ms_p50"
+BUFFER_REFUSED = "buffer/frames_refused"
+EVAL_PREFIX = "eval/"  # eval/<greedy|sampled>/<success|low|high>

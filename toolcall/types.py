@@ -1,0 +1,110 @@
+"""The types that tools, parsers, the executor and the agent loop share.
+
+Invariant: every call that the model wrote becomes exactly one `ToolResult`, in call order,
+paired by id, whatever happened to it. A failed call is text that the model can read.
+
+Used by the parsers (which make `ParsedTurn`), the executor (which makes `ToolResult`), and
+`actors.agent_loop` (which renders results and records spans).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class Outcome(StrEnum):
+    """How a call ended. Only `OK` carries the tool's own answer."""
+
+    OK = "ok"
+    TOOL_ERROR = "tool_error"  # the tool raised
+    PARSE_ERROR = "parse_error"  # the model's syntax was broken
+    INVALID_ARGUMENTS = "invalid_arguments"  # the schema refused the arguments
+    UNKNOWN_TOOL = "unknown_tool"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    BREAKER_OPEN = "breaker_open"  # too many recent failures: not tried
+    INFRASTRUCTURE = "infrastructure"  # the tool's server is gone; not the model's fault
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A well-formed call found in a turn. `position` is (start, end) in characters of the turn."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    position: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class ParseFailure:
+    """Something meant as a call that could not be read. `reason` is written for the model."""
+
+    id: str
+    reason: str
+    name: str | None = None
+    position: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class ParsedTurn:
+    """What a parser found: calls and failures in the order in which the model wrote them."""
+
+    calls: tuple[ToolCall | ParseFailure, ...] = ()
+    text: str = ""  # the turn without its calls and thinking sections
+
+
+@dataclass(frozen=True)
+class CallSpan:
+    """When a call ran and how it ended. Times are `time.time()` seconds."""
+
+    call_id: str
+    name: str
+    outcome: Outcome
+    queued: float
+    started: float
+    ended: float
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What goes back to the model for one call. `text` is already cut to the tool's output budget."""
+
+    call_id: str
+    name: str
+    outcome: Outcome
+    text: str
+    span: CallSpan
+
+
+@dataclass
+class ToolContext:
+    """Per-trajectory facts injected into a tool's `context` parameter; never part of its schema."""
+
+    trajectory_id: str = ""
+    group_id: str = ""
+    sample_index: int = 0
+    row: dict[str, Any] = field(default_factory=dict)  # the prompt's row of the task's data
+    state: dict[str, Any] = field(default_factory=dict)  # this trajectory's own
+    rng: random.Random = field(default_factory=random.Random)  # seeded per trajectory
+    idempotency_key: str = ""  # unique per call, the same on a retry of it
+
+
+class Parser(Protocol):
+    """Turns the text of one assistant turn into calls. Pure: no state between turns, never raises."""
+
+    stop: tuple[str, ...]  # strings that end a generation because a call is complete; may be empty
+    inline: bool  # True: results continue the same assistant turn; False: they are tool messages
+
+    def parse(self, text: str, *, truncated: bool = False) -> ParsedTurn:
+        """Find the calls in `text`. `truncated`: the turn was cut by a token limit, so an unclosed call
+        at its end is a ParseFailure and does not run."""
+        ...
+
+    def render_result(self, result: ToolResult) -> str:
+        """The text that shows one result to the model, without any special token."""
+        ...
