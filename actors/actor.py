@@ -1,0 +1,271 @@
+"""The rollout role: lease groups, roll their members out, put each trajectory as it ends.
+
+An actor holds no state that matters: what it has leased and not put goes to others when it dies.
+Four tasks run side by side: rollouts, heartbeats, weights, and one per episode. The first to fail ends
+the actor with its cause. Started by Ray through `main`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.agent_loop import Finished, Rollouts, run_episode
+from actors.engine import Sampling
+from actors.renderer import load_tokenizer, make_renderer
+from actors.vllm_engine import VllmEngine
+from buffer.client import AsyncBufferClient
+from buffer.messages import (
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Lease,
+    LeaseGrant,
+    LeaseRequest,
+    PutTrajectory,
+    ReturnLeases,
+    Trajectory,
+)
+from configs.roles import RoleSpec
+from configs.run_folder import RunFolder
+from metrics import names
+from metrics.record import Recorder
+from tasks.loading import load_task
+from toolcall.executor import Executor
+from weightsync.receiver import Receiver
+from weightsync.vllm_engine import VllmWeights
+
+CALL_TIMEOUT_S = 120.0  # of one request to the buffer, restarts of the buffer included
+
+
+def main(spec: RoleSpec) -> None:
+    asyncio.run(_main(spec))
+
+
+async def _main(spec: RoleSpec) -> None:
+    config = spec.config
+    task = load_task(config.task, spec.config_dir, config.seed)
+    renderer = make_renderer(load_tokenizer(spec.model_path), task, config.model.renderer)
+    keys = RunFolder(spec.run_dir).read_keys()
+    engine = await VllmEngine.start(
+        config, spec.model_path, spec.device, spec.threads, seed=config.seed + spec.rank
+    )
+    client = AsyncBufferClient(spec.buffer_endpoint, keys, "actor", spec.name)
+    receiver = Receiver(
+        VllmWeights(engine.llm), keys, spec.name, config.weightsync.timeout_s, config.weightsync.kv_cache
+    )
+    rollouts = Rollouts(
+        task=task,
+        limits=config.task,
+        engine=engine,
+        renderer=renderer,
+        executor=Executor(task.tools),
+        sampling=Sampling(
+            config.actors.temperature, 0, renderer.stop, renderer.stop_token_ids, config.actors.top_p
+        ),
+        actor=spec.name,
+    )
+    try:
+        await client.call(Hello("actor", spec.name), CALL_TIMEOUT_S)
+        await Actor(rollouts, client, receiver, spec).run()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures  # the first task to fail is the cause
+    finally:
+        await client.close()
+        await engine.close()
+
+
+class BufferCalls(Protocol):
+    async def call(self, message: object, timeout_s: float) -> object: ...
+
+
+class Weights(Protocol):
+    """What the actor needs of `weightsync.receiver.Receiver`."""
+
+    version: int
+
+    def set_endpoint(self, endpoint: str) -> None: ...
+    async def run(self) -> None: ...
+    def take_metrics(self) -> dict[str, float]: ...
+
+
+@dataclass
+class _Group:
+    """A leased group and its episodes' tasks, by member index."""
+
+    lease: Lease
+    episodes: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+
+class Actor:
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        client: BufferCalls,
+        weights: Weights,
+        spec: RoleSpec,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rollouts = rollouts
+        self._client = client
+        self._weights = weights
+        self._config = spec.config
+        self._name = spec.name
+        self._clock = clock
+        self._groups: dict[str, _Group] = {}  # by lease id
+        self._changed = asyncio.Event()  # a group ended, or drain or finish was heard
+        self._drain = False
+        self._finished = False
+        self._metrics = Recorder()
+        self._window_start = clock()
+        self._idle_since: float | None = self._window_start
+
+    async def run(self) -> None:
+        """Until the run is finished or this actor is drained; leases left are handed back."""
+        async with asyncio.TaskGroup() as tasks:
+            weights = tasks.create_task(self._weights.run(), name="weights")
+            beats = tasks.create_task(self._heartbeats(), name="heartbeats")
+            await self._lease_and_roll(tasks)
+            weights.cancel()
+            beats.cancel()
+            left = self._cancel_episodes()
+        if left:
+            await self._call(ReturnLeases(self._name, left))
+        await self._call(self._heartbeat("finished"))
+
+    # --- leases ----------------------------------------------------------------------------------
+
+    async def _lease_and_roll(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._finished and not (self._drain and not self._groups):
+            self._changed.clear()
+            retry_after_s = self._config.buffer.heartbeat_s
+            free = self._config.actors.max_groups_in_flight - len(self._groups)
+            if free and not self._drain:
+                grant = await self._call(LeaseRequest(self._name, free, self._weights.version))
+                assert isinstance(grant, LeaseGrant)
+                for lease in grant.leases:
+                    self._start_group(lease, tasks)
+                if not grant.reason:
+                    continue
+                retry_after_s = grant.retry_after_s
+            await self._wait_for_change(retry_after_s)
+
+    async def _wait_for_change(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def _start_group(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
+        group = self._groups[lease.lease_id] = _Group(lease)
+        for index in lease.missing:
+            group.episodes[index] = tasks.create_task(
+                self._roll(group, index), name=f"{lease.group_id}/{index}"
+            )
+        self._note_in_flight()
+
+    async def _roll(self, group: _Group, index: int) -> None:
+        lease = group.lease
+        train = self._rollouts.task.train
+        try:
+            finished = await run_episode(self._rollouts, lease, index, train[lease.prompt_index])
+            self._count(finished)
+            await self._call(PutTrajectory(finished.trajectory))
+        finally:
+            del group.episodes[index]
+            if not group.episodes:
+                self._groups.pop(lease.lease_id, None)
+            self._note_in_flight()
+            self._changed.set()
+
+    def _cancel_episodes(self) -> tuple[str, ...]:
+        """Cancel what still runs; the leases it belonged to."""
+        left = tuple(self._groups)
+        for lease_id in left:
+            self._cancel_group(lease_id)
+        return left
+
+    def _cancel_group(self, lease_id: str) -> None:
+        group = self._groups.get(lease_id)
+        for episode in list(group.episodes.values()) if group else ():
+            episode.cancel()
+
+    # --- heartbeats ------------------------------------------------------------------------------
+
+    async def _heartbeats(self) -> None:
+        while True:
+            ack = await self._call(self._heartbeat("draining" if self._drain else "running"))
+            assert isinstance(ack, HeartbeatAck)
+            self._obey(ack)
+            # Spread the beats of many actors.
+            await asyncio.sleep(self._config.buffer.heartbeat_s * random.uniform(0.8, 1.0))
+
+    def _heartbeat(self, state: str) -> Heartbeat:
+        return Heartbeat(
+            role="actor",
+            name=self._name,
+            lease_ids=tuple(self._groups),
+            version=self._weights.version,
+            state=state,
+            metrics=self._take_metrics(),
+        )
+
+    def _obey(self, ack: HeartbeatAck) -> None:
+        if ack.publisher:
+            self._weights.set_endpoint(ack.publisher)
+        for lease_id in ack.lost:
+            self._cancel_group(lease_id)
+        self._drain = self._drain or ack.drain
+        self._finished = self._finished or ack.finished
+        if self._drain or self._finished:
+            self._changed.set()
+
+    # --- metrics ---------------------------------------------------------------------------------
+
+    def _note_in_flight(self) -> None:
+        now = self._clock()
+        if self._groups and self._idle_since is not None:
+            self._metrics.add(names.ACTOR_IDLE_S, now - self._idle_since)
+            self._idle_since = None
+        elif not self._groups and self._idle_since is None:
+            self._idle_since = now
+
+    def _take_metrics(self) -> dict[str, float]:
+        now = self._clock()
+        if self._idle_since is not None:
+            self._metrics.add(names.ACTOR_IDLE_S, now - self._idle_since)
+            self._idle_since = now
+        self._metrics.set(names.ACTOR_IN_FLIGHT, sum(len(g.episodes) for g in self._groups.values()))
+        self._metrics.add(names.ACTOR_WINDOW_S, now - self._window_start)
+        self._window_start = now
+        return self._metrics.take() | self._weights.take_metrics()
+
+    def _count(self, finished: Finished) -> None:
+        for name, value in episode_metrics(finished.trajectory, finished.success).items():
+            self._metrics.add(name, value)
+
+    async def _call(self, message: object) -> object:
+        return await self._client.call(message, CALL_TIMEOUT_S)
+
+
+def episode_metrics(trajectory: Trajectory, success: bool) -> dict[str, float]:
+    """What one trajectory adds to its actor's counters."""
+    calls = [call for turn in trajectory.turns for call in turn.calls]
+    scored = trajectory.reward is not None
+    return {
+        names.ACTOR_TRAJECTORIES: 1,
+        names.ACTOR_SCORED: float(scored),
+        names.ACTOR_ERRORS: float(not scored),
+        names.ACTOR_REWARD_SUM: trajectory.reward or 0.0,
+        names.ACTOR_SUCCESS: float(success),
+        names.ACTOR_TOKENS: float(trajectory.action_mask.sum()),
+        names.ACTOR_PROMPT_TOKENS: trajectory.metrics.get("prompt_tokens", 0.0),
+        names.ACTOR_CACHED_TOKENS: trajectory.metrics.get("cached_tokens", 0.0),
+        names.TOOL_CALLS: len(calls),
+        names.TOOL_FAILURES: sum(call["outcome"] != "ok" for call in calls),
+        names.TOOL_SECONDS: sum(call["ended"] - call["started"] for call in calls),
+    }

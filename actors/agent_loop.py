@@ -1,0 +1,219 @@
+"""One episode: generate, parse, invoke, update, until a StopReason.
+
+Every episode that starts ends as exactly one `Trajectory`: an error of the episode (a tool server gone,
+a deadline, a renderer that cannot go on, a reward that raises) is recorded on it, never a reward of 0.
+Only `EngineDied` and cancellation leave this module. The engine, the renderer and the executor are
+injected; nothing here knows vLLM. Called by `actors.actor` and `actors.evaluator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from actors.engine import Engine, EngineDied, Sampling
+from actors.recorder import Recorder
+from actors.renderer import Renderer
+from buffer.messages import Lease, StopReason, Trajectory
+from configs.schema import TaskConfig
+from tasks.scoring import score
+from tasks.types import Episode, Message, Row, Score, Task
+from toolcall.executor import Executor
+from toolcall.types import Outcome, ToolContext, ToolResult
+
+MIN_TURN_TOKENS = 8  # with less room than this a further turn is not worth starting
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """What every episode of an actor shares."""
+
+    task: Task
+    limits: TaskConfig
+    engine: Engine
+    renderer: Renderer
+    executor: Executor
+    sampling: Sampling  # `max_tokens` is replaced by what the limits leave
+    actor: str = "actor"
+
+
+@dataclass
+class _State:
+    """One episode while it runs."""
+
+    row: Row
+    messages: list[Message]
+    recorder: Recorder
+    context: ToolContext
+    turns: list[str] = field(default_factory=list)
+    results: list[tuple[ToolResult, ...]] = field(default_factory=list)
+    generate_s: float = 0.0
+    tools_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trajectory and what it looks like as text. `success` is the task's own measure."""
+
+    trajectory: Trajectory
+    episode: Episode
+    success: bool
+
+
+async def run_episode(rollouts: Rollouts, lease: Lease, index: int, row: Row) -> Finished:
+    """Roll member `index` of the leased group out and score it."""
+    task, limits = rollouts.task, rollouts.limits
+    messages = task.make_messages(row)
+    state = _State(
+        row=row,
+        messages=messages,
+        recorder=Recorder(rollouts.renderer.prompt(messages)),
+        context=_tool_context(lease, index, row),
+    )
+    error: str | None = None
+    try:
+        async with asyncio.timeout(limits.trajectory_timeout_s) as deadline:
+            stop_reason = await _turns(rollouts, state)
+    except EngineDied:
+        raise
+    except Exception as caught:  # noqa: BLE001 - an episode error is data: the group survives it
+        if deadline.expired():
+            stop_reason = StopReason.DEADLINE
+            error = f"no end within task.trajectory_timeout_s = {limits.trajectory_timeout_s:g} s"
+        else:
+            stop_reason, error = StopReason.ERROR, f"{type(caught).__name__}: {caught}"
+    error = error or _infrastructure_error(state)
+    episode = Episode(
+        row=row,
+        messages=tuple(messages),
+        turns=tuple(state.turns),
+        results=tuple(state.results),
+        stop_reason=stop_reason,
+        num_tokens=state.recorder.num_sampled,
+    )
+    scored = Score(None, error=error) if error else await score(task.rewards, episode)
+    trajectory = state.recorder.finish(
+        lease,
+        index,
+        actor=rollouts.actor,
+        task=task.name,
+        stop_reason=stop_reason,
+        reward=scored.reward,
+        reward_components=scored.components,
+        error=scored.error,
+        metrics={
+            "generate_s": state.generate_s,
+            "tools_s": state.tools_s,
+            "prompt_tokens": state.prompt_tokens,
+            "cached_tokens": state.cached_tokens,
+        },
+    )
+    return Finished(trajectory, episode, success=error is None and task.success(episode))
+
+
+async def _turns(rollouts: Rollouts, state: _State) -> StopReason:
+    limits = rollouts.limits
+    for turn in range(1, limits.max_turns + 1):
+        room = limits.max_trajectory_tokens - len(state.recorder.token_ids)
+        if room < MIN_TURN_TOKENS:
+            return StopReason.CONTEXT_LENGTH
+        text, truncated, prompt_ids = await _generate(rollouts, state, turn, room)
+        parsed = rollouts.task.parser.parse(text, truncated=truncated)
+        if truncated:
+            return StopReason.MAX_TOKENS
+        if not parsed.calls:
+            return StopReason.ANSWER
+        if turn == limits.max_turns:
+            break
+        started = time.monotonic()
+        results = await rollouts.executor.run(parsed, state.context)
+        state.tools_s += time.monotonic() - started
+        state.results[-1] = results
+        if not _observe(rollouts, state, prompt_ids, results):
+            return StopReason.CONTEXT_LENGTH
+    return StopReason.MAX_TURNS
+
+
+async def _generate(
+    rollouts: Rollouts, state: _State, turn: int, room: int
+) -> tuple[str, bool, list[int]]:
+    prompt_ids = list(state.recorder.token_ids)
+    sampling = replace(rollouts.sampling, max_tokens=min(room, rollouts.limits.max_tokens_per_turn))
+    started = time.monotonic()
+    sampled = await rollouts.engine.generate(prompt_ids, sampling, f"{state.context.trajectory_id}#{turn}")
+    state.generate_s += time.monotonic() - started
+    state.prompt_tokens += sampled.prompt_tokens
+    state.cached_tokens += sampled.cached_tokens
+    state.recorder.add_sampled(sampled)
+    text = rollouts.renderer.text(sampled.token_ids)
+    state.turns.append(text)
+    state.results.append(())
+    return text, sampled.finish_reason == "length", prompt_ids
+
+
+def _observe(
+    rollouts: Rollouts, state: _State, prompt_ids: list[int], results: Sequence[ToolResult]
+) -> bool:
+    """Append the observation, its tool text cut to the room there is. False: not even a cut one fits."""
+    recorder = state.recorder
+    room = rollouts.limits.max_trajectory_tokens - len(recorder.token_ids) - MIN_TURN_TOKENS
+    sampled_ids = recorder.token_ids[len(prompt_ids) :]
+    ids = fit_observation(
+        rollouts.renderer, prompt_ids, sampled_ids, results, min(room, rollouts.limits.max_observation_tokens)
+    )
+    if ids is None:
+        return False
+    recorder.add_observation(ids, results)
+    return True
+
+
+def fit_observation(
+    renderer: Renderer,
+    prompt_ids: Sequence[int],
+    sampled_ids: Sequence[int],
+    results: Sequence[ToolResult],
+    room: int,
+) -> list[int] | None:
+    """The observation's ids, at most `room` of them, by cutting the longest result text and saying so.
+    None if even empty results do not fit."""
+    keep = [len(result.text) for result in results]
+    while True:
+        shown = [_cut(result, length) for result, length in zip(results, keep, strict=True)]
+        ids = renderer.observation(prompt_ids, sampled_ids, shown)
+        if len(ids) <= room:
+            return ids
+        longest = keep.index(max(keep))
+        if keep[longest] == 0:
+            return None
+        keep[longest] = int(keep[longest] * min(0.9, max(room, 0) / len(ids)))
+
+
+def _cut(result: ToolResult, length: int) -> ToolResult:
+    left_out = len(result.text) - length
+    if not left_out:
+        return result
+    return replace(result, text=f"{result.text[:length]} [cut: {left_out} characters left out]")
+
+
+def _tool_context(lease: Lease, index: int, row: Row) -> ToolContext:
+    return ToolContext(
+        trajectory_id=f"{lease.group_id}/{index}",
+        group_id=lease.group_id,
+        sample_index=index,
+        row=row,
+        rng=random.Random(f"{lease.seed}/{index}"),
+    )
+
+
+def _infrastructure_error(state: _State) -> str | None:
+    """A tool whose server is gone says nothing about the policy: such a trajectory is not scored."""
+    for results in state.results:
+        for result in results:
+            if result.outcome is Outcome.INFRASTRUCTURE:
+                return f"tool {result.name}: {result.text}"
+    return None
