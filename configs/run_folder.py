@@ -1,13 +1,14 @@
 """The layout of a run folder and the run's CURVE keys.
 
-    runs/<name>/config.toml  metrics.jsonl  events.jsonl  logs/<role>.log  buffer.sqlite
-                keys/{server,client}.key  checkpoints/step-<n>/  export/  eval/
+    runs/<name>/config.toml  run.json  endpoint  metrics.jsonl  events.jsonl  logs/<role>.log
+                buffer.sqlite  keys/{server,client}.key  checkpoints/step-<n>/  export/  eval/
 
 Invariant: key files are readable by the owner alone. Used by every role.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,21 @@ class RunFolder:
     @property
     def config(self) -> Path:
         return self.root / "config.toml"
+
+    @property
+    def run_info(self) -> Path:
+        """JSON: `run_id`, and `config_dir`, the folder of the recipe that the run was started from."""
+        return self.root / "run.json"
+
+    @property
+    def endpoint(self) -> Path:
+        """The buffer's address, for `launch.py status`."""
+        return self.root / "endpoint"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the launcher while the run goes on."""
+        return self.root / ".lock"
 
     @property
     def metrics(self) -> Path:
@@ -60,6 +76,12 @@ class RunFolder:
     @property
     def eval(self) -> Path:
         return self.root / "eval"
+
+    def origin(self) -> Path | None:
+        """The `config_dir` of this run, or None if the folder is not a run's."""
+        if not self.run_info.exists():
+            return None
+        return Path(json.loads(self.run_info.read_text(encoding="utf-8"))["config_dir"])
 
     def create_keys(self) -> CurveKeys:
         """Make the run's keys once; a second call reads them back."""
