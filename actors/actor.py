@@ -120,9 +120,8 @@ class Actor:
         self._changed = asyncio.Event()  # a group ended, or drain or finish was heard
         self._drain = False
         self._finished = False
-        self._metrics = Recorder()
-        self._window_start = clock()
-        self._idle_since: float | None = self._window_start
+        self._metrics = Recorder(names.ACTOR_WINDOW_S)
+        self._idle_since: float | None = clock()
 
     async def run(self) -> None:
         """Until the run is finished or this actor is drained; leases left are handed back."""
@@ -240,8 +239,6 @@ class Actor:
             self._metrics.add(names.ACTOR_IDLE_S, now - self._idle_since)
             self._idle_since = now
         self._metrics.set(names.ACTOR_IN_FLIGHT, sum(len(g.episodes) for g in self._groups.values()))
-        self._metrics.add(names.ACTOR_WINDOW_S, now - self._window_start)
-        self._window_start = now
         return self._metrics.take() | self._weights.take_metrics()
 
     def _count(self, finished: Finished) -> None:

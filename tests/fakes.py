@@ -6,6 +6,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from actors.engine import Sampled, Sampling
+from buffer.messages import (
+    Heartbeat,
+    HeartbeatAck,
+    Lease,
+    LeaseGrant,
+    LeaseRequest,
+    Ok,
+    PutAck,
+    PutTrajectory,
+    ReturnLeases,
+    Trajectory,
+)
 
 # --- actors.engine.Engine ---------------------------------------------------------------------------
 
@@ -39,3 +51,54 @@ class FakeEngine:
 
     async def close(self) -> None:
         self.closed = True
+
+
+# --- actors.actor.BufferCalls and Weights -------------------------------------------------------------
+
+
+class FakeBuffer:
+    """Grants the leases it was given, remembers what was put, and ends the run when all is put."""
+
+    def __init__(self, leases: Sequence[Lease]) -> None:
+        self.leases = list(leases)
+        self.expected = sum(len(lease.missing) for lease in leases)
+        self.put: list[Trajectory] = []
+        self.returned: list[str] = []
+        self.beats: list[Heartbeat] = []
+        self.lost: tuple[str, ...] = ()
+        self.drain = False
+        self.finish_when_put = True
+
+    async def call(self, message: object, timeout_s: float) -> object:
+        await asyncio.sleep(0)
+        match message:
+            case LeaseRequest(max_groups=n):
+                granted, self.leases = self.leases[:n], self.leases[n:]
+                return LeaseGrant(tuple(granted), "" if len(granted) == n else "capacity", 0.01)
+            case PutTrajectory(trajectory=trajectory):
+                self.put.append(trajectory)
+                return PutAck(stored=True, duplicate=False)
+            case ReturnLeases(lease_ids=lease_ids):
+                self.returned += lease_ids
+                return Ok()
+            case Heartbeat():
+                self.beats.append(message)
+                finished = self.finish_when_put and len(self.put) >= self.expected
+                return HeartbeatAck(0, "tcp://publisher", self.lost, self.drain, finished)
+        raise AssertionError(f"unexpected {message}")
+
+
+class FakeWeights:
+    """Weights that never change; remembers the endpoint it was told."""
+
+    version = 0
+    endpoint: str | None = None
+
+    def set_endpoint(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}

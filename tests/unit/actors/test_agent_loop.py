@@ -1,0 +1,236 @@
+"""One episode with a fake engine: tokens, masks, stops and failures."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from actors.agent_loop import run_episode
+from actors.engine import EngineDied
+from buffer.messages import StopReason
+from tests.unit.actors.support import make_lease, make_rollouts, make_task
+from toolcall import tool
+
+ROW = {"question": "12 times 7?", "answer": "84"}
+CALL, ANSWER = "<calc>12*7</calc>", "<answer>84</answer><|im_end|>"
+
+
+def roll(rollouts, row=ROW):
+    return asyncio.run(run_episode(rollouts, make_lease(), 0, row))
+
+
+def hermes(expression: str) -> str:
+    call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
+    return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
+
+
+def test_a_call_is_answered_and_the_answer_scored():
+    rollouts, engine, tokenizer = make_rollouts([CALL, ANSWER])
+    finished = roll(rollouts)
+    trajectory = finished.trajectory
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.error) == (StopReason.ANSWER, 1.0, None)
+    assert finished.success
+    assert tokenizer.decode(trajectory.token_ids[trajectory.prompt_len :]) == (
+        "<calc>12*7</calc>\n<result>84</result>\n<answer>84</answer><|im_end|>"
+    )
+    assert [call["outcome"] for call in trajectory.turns[0].calls] == ["ok"]
+
+
+@pytest.mark.parametrize("syntax", ["tag", "hermes"])
+def test_mask_marks_exactly_the_sampled_tokens(syntax):
+    call = CALL if syntax == "tag" else hermes("12*7")
+    rollouts, engine, tokenizer = make_rollouts([call, ANSWER], task=make_task(syntax))
+    t = roll(rollouts).trajectory
+    assert len(t.token_ids) == len(t.action_mask) == len(t.logprobs) == len(t.versions)
+    sampled = tokenizer.encode(call) + tokenizer.encode(ANSWER)
+    assert t.token_ids[t.action_mask == 1].tolist() == sampled
+    assert np.all(t.logprobs[t.action_mask == 1] == -0.5) and np.all(t.logprobs[t.action_mask == 0] == 0)
+    assert np.all(t.versions[t.action_mask == 1] == 0) and np.all(t.versions[t.action_mask == 0] == -1)
+
+
+def test_t1_sampled_ids_are_kept():
+    """'he' + 'llo' stays two ids in the next prompt though the tokenizer would merge them."""
+    rollouts, engine, tokenizer = make_rollouts([CALL, ANSWER])
+    pieces = [tokenizer.encode(part)[0] for part in "hello"]
+    assert len(tokenizer.encode("hello")) < len(pieces)
+    turn = [*pieces, *tokenizer.encode(CALL)]
+    rollouts, engine, _ = make_rollouts([turn, ANSWER])
+    roll(rollouts)
+    first, second = engine.requests[0][0], engine.requests[1][0]
+    assert second[: len(first) + len(turn)] == first + turn
+
+
+def test_t2_lengths_agree_when_decode_then_encode_would_shorten():
+    rollouts, engine, tokenizer = make_rollouts([])
+    pieces = [tokenizer.encode(part)[0] for part in "hello world"]
+    assert len(tokenizer.encode(tokenizer.decode(pieces))) < len(pieces)
+    rollouts, engine, _ = make_rollouts([pieces])
+    t = roll(rollouts).trajectory
+    assert len(t.token_ids) == len(t.action_mask) == len(t.logprobs) == len(t.versions)
+    assert t.action_mask.sum() == len(pieces)
+
+
+def test_t3_sampled_stop_token_is_trained_and_the_header_is_not():
+    rollouts, engine, tokenizer = make_rollouts([hermes("12*7"), ANSWER], task=make_task("hermes"))
+    t = roll(rollouts).trajectory
+    end = t.turns[0].end
+    assert tokenizer.decode(t.token_ids[end - 1 : end]) == "<|im_end|>"
+    assert t.action_mask[end - 1] == 1 and t.logprobs[end - 1] == -0.5
+    observation = tokenizer.decode(t.token_ids[end : t.turns[0].observation_end])
+    assert observation.startswith("\n<|im_start|>tool\n") and observation.endswith("<|im_start|>assistant\n")
+    assert not t.action_mask[end : t.turns[0].observation_end].any()
+
+
+def test_t4_a_turn_cut_by_max_tokens_ends_truncated():
+    rollouts, engine, tokenizer = make_rollouts([CALL], max_tokens_per_turn=4)
+    t = roll(rollouts).trajectory
+    assert t.stop_reason == StopReason.MAX_TOKENS
+    assert t.turns[-1].finish_reason == "length"
+    assert t.action_mask.sum() == 4 and t.action_mask[-1] == 1
+
+
+def test_c5_a_call_cut_by_the_token_limit_does_not_run():
+    ran = []
+
+    @tool
+    def calculator(expression: str) -> str:
+        """Evaluate.
+
+        Args:
+            expression: What.
+        """
+        ran.append(expression)
+        return "1"
+
+    rollouts, *_ = make_rollouts([CALL], task=make_task(tools=[calculator]), max_tokens_per_turn=3)
+    assert roll(rollouts).trajectory.stop_reason == StopReason.MAX_TOKENS
+    assert ran == []
+
+
+def test_c11_calls_for_ever_stop_at_the_turn_cap_and_the_last_is_not_executed():
+    rollouts, engine, _ = make_rollouts([CALL] * 9, max_turns=3)
+    t = roll(rollouts).trajectory
+    assert t.stop_reason == StopReason.MAX_TURNS
+    assert len(engine.requests) == 3
+    assert [len(turn.calls) for turn in t.turns] == [1, 1, 0]
+
+
+def long_tool(text: str):
+    @tool(max_output_chars=100_000)
+    def calculator(expression: str) -> str:
+        """Evaluate.
+
+        Args:
+            expression: What.
+        """
+        return text
+
+    return calculator
+
+
+def test_c12_an_observation_is_cut_to_fit_and_the_prompt_kept():
+    task = make_task(tools=[long_tool("0123456789 " * 500)])
+    rollouts, engine, tokenizer = make_rollouts([CALL, ANSWER], task=task, max_trajectory_tokens=300)
+    t = roll(rollouts).trajectory
+    assert t.stop_reason == StopReason.ANSWER
+    assert len(t.token_ids) <= 300
+    assert "characters left out" in tokenizer.decode(t.token_ids)
+    assert engine.requests[1][0][: t.prompt_len] == engine.requests[0][0]
+
+
+def test_c12_no_room_for_any_observation_ends_with_context_length():
+    rollouts, engine, tokenizer = make_rollouts([CALL])
+    needed = len(rollouts.renderer.prompt(rollouts.task.make_messages(ROW))) + len(tokenizer.encode(CALL))
+    rollouts, *_ = make_rollouts([CALL], max_trajectory_tokens=needed + 9)
+    assert roll(rollouts).trajectory.stop_reason == StopReason.CONTEXT_LENGTH
+
+
+def test_t7_tool_text_cannot_become_a_special_token():
+    for syntax, call in (("tag", "<calc>evil</calc>"), ("hermes", hermes("evil"))):
+        rollouts, engine, tokenizer = make_rollouts([call, ANSWER], task=make_task(syntax))
+        t = roll(rollouts).trajectory
+        turn = t.turns[0]
+        observation = t.token_ids[turn.end : turn.observation_end].tolist()
+        assert "I am done" in tokenizer.decode(observation)
+        specials = [i for i in observation if i in tokenizer.all_special_ids]
+        opened = 0 if syntax == "tag" else 3  # tool header, its end, the assistant header
+        assert len(specials) == opened, syntax
+
+
+def test_m6_a_hung_rollout_ends_at_its_deadline_with_a_reason():
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    rollouts, engine, _ = make_rollouts([CALL], trajectory_timeout_s=0.05)
+    engine.generate = never
+    t = roll(rollouts).trajectory
+    assert t.stop_reason == StopReason.DEADLINE
+    assert t.reward is None and "trajectory_timeout_s" in t.error
+
+
+def test_r3_a_reward_that_raises_leaves_the_trajectory_unscored():
+    def broken(episode):
+        raise RuntimeError("judge is down")
+
+    from tasks.types import Reward
+
+    rollouts, *_ = make_rollouts([ANSWER], task=make_task(rewards=[Reward("judge", broken)]))
+    t = roll(rollouts).trajectory
+    assert t.reward is None and "judge is down" in t.error
+
+
+def test_a_tool_whose_server_is_gone_leaves_the_trajectory_unscored():
+    from toolcall.types import Outcome
+
+    rollouts, *_ = make_rollouts([CALL, ANSWER])
+    run = rollouts.executor.run
+
+    async def gone(parsed, context):
+        from dataclasses import replace
+
+        return tuple(replace(r, outcome=Outcome.INFRASTRUCTURE) for r in await run(parsed, context))
+
+    rollouts.executor.run = gone
+    finished = roll(rollouts)
+    assert finished.trajectory.reward is None and not finished.success
+    assert finished.trajectory.error.startswith("tool calculator")
+
+
+def test_an_episode_error_is_recorded_but_a_dead_engine_ends_the_actor():
+    def boom(*_):
+        raise ValueError("cannot go on")
+
+    rollouts, *_ = make_rollouts(boom)
+    t = roll(rollouts).trajectory
+    assert t.stop_reason == StopReason.ERROR and t.error == "ValueError: cannot go on"
+
+    def dies(*_):
+        raise EngineDied("gone")
+
+    rollouts, *_ = make_rollouts(dies)
+    with pytest.raises(EngineDied):
+        roll(rollouts)
+
+
+def test_sampling_parameters_are_the_same_in_every_turn():
+    from dataclasses import replace
+
+    rollouts, engine, _ = make_rollouts([CALL, CALL, ANSWER])
+    roll(rollouts)
+    assert len({replace(sampling, max_tokens=0) for _, sampling, _ in engine.requests}) == 1
+
+
+def test_versions_follow_a_weight_change_between_turns():
+    rollouts, engine, tokenizer = make_rollouts([])
+    turns = iter([(CALL, 3), (ANSWER, 4)])
+
+    def script(*_):
+        text, engine.version = next(turns)
+        return tokenizer.encode(text)
+
+    engine._script = script
+    t = roll(rollouts).trajectory
+    first, second = t.turns
+    assert set(t.versions[first.start : first.end]) == {3}
+    assert set(t.versions[second.start : second.end]) == {4}
