@@ -25,6 +25,8 @@ class Episode:
     results: tuple[tuple[ToolResult, ...], ...]  # tool results after each turn (empty if none)
     stop_reason: str  # a buffer.messages.StopReason
     num_tokens: int = 0  # sampled
+    scores: dict[str, float] = field(default_factory=dict, compare=False)
+    # each reward's unweighted value by name; filled by `tasks.scoring.score`, for `Task.success`
 
     @property
     def text(self) -> str:
@@ -39,6 +41,10 @@ class Reward:
     name: str
     fn: Callable[..., Any]  # sync or async; returns float or None (unscorable)
     weight: float = 1.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, so that a decorated reward stays usable inside another."""
+        return self.fn(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,6 @@ class Task:
     tools: Sequence[Any]  # toolcall.registry.Tool
     parser: Parser
     rewards: Sequence[Reward]
-    success: Callable[[Episode], bool]  # for success rates; not a reward
+    success: Callable[[Episode], bool]  # for success rates; not a reward. Called after scoring
     tools_in_prompt: bool = False  # the prompt itself teaches the tools; the chat template need not
     prefill: str = ""  # text that starts every assistant turn, as part of the prompt

@@ -10,6 +10,7 @@ Used by the parsers (which make `ParsedTurn`), the executor (which makes `ToolRe
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -91,6 +92,8 @@ class ToolContext:
     row: dict[str, Any] = field(default_factory=dict)  # the prompt's row of the task's data
     state: dict[str, Any] = field(default_factory=dict)  # this trajectory's own
     rng: random.Random = field(default_factory=random.Random)  # seeded per trajectory
+    resources: AsyncExitStack = field(default_factory=AsyncExitStack)
+    # this trajectory's clean-ups: a tool registers them, `Executor.finish` runs them once
     idempotency_key: str = ""  # unique per call, the same on a retry of it
 
 

@@ -1,0 +1,132 @@
+"""One tool's lane: its slots, its breaker, and the calls it had to leave behind.
+
+Invariant: an attempt ends within the queue bound + the tool's timeout + a second, as an `Attempt`, and a
+slot is free again when its attempt ends. A call that outlives its deadline (a hung thread, a coroutine that
+ignores cancellation) keeps no slot; it is counted, and after `max_left_behind` of them the tool is refused
+until some end. So a tool that hangs can hurt only itself. Made and called by the executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from toolcall.breaker import Breaker
+from toolcall.errors import ToolError, ToolUnavailable
+from toolcall.output import to_text
+from toolcall.registry import Tool
+from toolcall.types import Outcome, ToolContext
+from toolcall.work import SelfCancelled, Work, finish, start
+
+RETRYABLE = (Outcome.TIMEOUT, Outcome.INFRASTRUCTURE)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The executor's bounds on every tool's lane."""
+
+    max_queue_s: float = 60.0  # waiting for a slot
+    breaker_threshold: int = 8  # timeouts and infrastructure failures in a row
+    breaker_cooldown_s: float = 30.0
+    max_left_behind: int = 16  # calls of one tool still running after their deadline
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one try ended. Times are the executor's clock; `started` is None if it never ran."""
+
+    outcome: Outcome
+    text: str
+    started: float | None
+    ended: float
+
+
+class Lane:
+    def __init__(self, tool: Tool, limits: Limits, clock: Callable[[], float] = time.time) -> None:
+        self._tool = tool
+        self._limits = limits
+        self._clock = clock
+        self._slots = asyncio.Semaphore(tool.max_concurrency)
+        self._breaker = Breaker(limits.breaker_threshold, limits.breaker_cooldown_s)
+        self._left_behind: list[Work] = []
+
+    async def attempt(self, arguments: dict, context: ToolContext) -> Attempt:
+        """Wait for a slot, then run the tool once with validated arguments."""
+        try:
+            async with asyncio.timeout(self._limits.max_queue_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            return self._not_run(
+                Outcome.TIMEOUT,
+                f"{self._tool.name} was busy for {self._limits.max_queue_s:g} s, so the call did not run",
+            )
+        try:
+            refusal = self._refusal()
+            return refusal or await self._run(arguments, context)
+        finally:
+            self._slots.release()
+
+    def _refusal(self) -> Attempt | None:
+        self._left_behind = [work for work in self._left_behind if work.running()]
+        if len(self._left_behind) >= self._limits.max_left_behind:
+            return self._not_run(
+                Outcome.INFRASTRUCTURE,
+                f"{self._tool.name} is unavailable: {len(self._left_behind)} of its calls never came back",
+            )
+        if not self._breaker.permits(asyncio.get_running_loop().time()):
+            return self._not_run(
+                Outcome.BREAKER_OPEN,
+                f"{self._tool.name} is unavailable: its last {self._breaker.failures} calls failed",
+            )
+        return None
+
+    async def _run(self, arguments: dict, context: ToolContext) -> Attempt:
+        started = self._clock()
+        work = start(self._tool.bind(arguments, context), self._tool.is_async)
+        try:
+            outcome, text = Outcome.OK, to_text(await finish(work, self._tool.timeout))
+        except SelfCancelled:
+            outcome, text = Outcome.CANCELLED, f"{self._tool.name} cancelled itself"
+        except asyncio.CancelledError:
+            self._breaker.undecided()
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model
+            outcome, text = self._failure(error)
+        finally:
+            if work.running():
+                self._left_behind.append(work)
+        self._tell_breaker(outcome)
+        return Attempt(outcome, text, started, self._clock())
+
+    def _failure(self, error: Exception) -> tuple[Outcome, str]:
+        if isinstance(error, TimeoutError):
+            reason = str(error) or "no answer in time"
+            return Outcome.TIMEOUT, f"{self._tool.name} timed out ({reason}){self._unknown_outcome()}"
+        if isinstance(error, ToolUnavailable | ConnectionError):
+            reason = str(error) or type(error).__name__
+            return (
+                Outcome.INFRASTRUCTURE,
+                f"{self._tool.name} is unavailable ({reason}){self._unknown_outcome()}",
+            )
+        message = str(error)
+        if not message or not isinstance(error, ToolError | ValueError):
+            message = f"{type(error).__name__}: {message}".removesuffix(": ")
+        return Outcome.TOOL_ERROR, to_text(message)
+
+    def _unknown_outcome(self) -> str:
+        if self._tool.idempotent:
+            return ""
+        return "; it may or may not have taken effect, the outcome is unknown, and it was not retried"
+
+    def _tell_breaker(self, outcome: Outcome) -> None:
+        if outcome in RETRYABLE:
+            self._breaker.failed(asyncio.get_running_loop().time())
+        elif outcome is Outcome.CANCELLED:
+            self._breaker.undecided()
+        else:
+            self._breaker.succeeded()
+
+    def _not_run(self, outcome: Outcome, text: str) -> Attempt:
+        return Attempt(outcome, text, None, self._clock())

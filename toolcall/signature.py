@@ -1,0 +1,167 @@
+"""From a function's type hints and docstring to a JSON schema and a validator.
+
+Invariant: what the schema shows the model is what the validator accepts, and both leave the injected
+`ToolContext` parameter out. Called by `toolcall.registry` when a function is decorated.
+
+The validator is a pydantic TypedDict rather than a model, so that a parameter may have any name
+(`schema`, `copy`, `model_config`); defaults stay with the function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, NotRequired, Required, get_type_hints
+
+import docstring_parser
+from pydantic import (
+    ConfigDict,
+    Field,
+    PydanticSchemaGenerationError,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from toolcall.errors import BadTool, InvalidArguments
+from toolcall.types import ToolContext
+
+MAX_ERRORS_SHOWN = 5
+MAX_VALUE_SHOWN = 60
+
+_CONFIG = ConfigDict(
+    extra="forbid",
+    coerce_numbers_to_str=True,
+    allow_inf_nan=False,
+    arbitrary_types_allowed=False,
+)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a call of the function may hold. `context_parameter` is filled by the executor, never shown."""
+
+    description: str
+    parameters: dict[str, Any]  # JSON schema of the arguments object
+    context_parameter: str | None
+    _adapter: TypeAdapter[Any]
+
+    def validate(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Coerced arguments (`"3"` becomes 3 for an integer). Raises InvalidArguments naming the fields."""
+        try:
+            return dict(self._adapter.validate_python(arguments))
+        except ValidationError as error:
+            raise InvalidArguments(self._explain(error)) from None
+
+    def canonical(self, arguments: dict[str, Any]) -> str:
+        """Validated arguments as JSON with sorted keys: equal calls give equal text."""
+        return json.dumps(self._adapter.dump_python(arguments, mode="json"), sort_keys=True)
+
+    def _explain(self, error: ValidationError) -> str:
+        details = error.errors(include_url=False, include_context=False)
+        reasons = [_reason(detail) for detail in details[:MAX_ERRORS_SHOWN]]
+        if len(details) > MAX_ERRORS_SHOWN:
+            reasons.append(f"and {len(details) - MAX_ERRORS_SHOWN} more")
+        required = self.parameters.get("required", [])
+        names = [n if n in required else f"{n} (optional)" for n in self.parameters["properties"]]
+        return f"{'; '.join(reasons)}. The arguments are: {', '.join(names) or 'none'}"
+
+
+def read_signature(fn: Callable[..., Any], name: str) -> Signature:
+    """Read `fn` once. Raises BadTool with one sentence if it cannot be offered to a model."""
+    docstring = docstring_parser.parse(inspect.getdoc(fn) or "")
+    description = "\n".join(filter(None, [docstring.short_description, docstring.long_description]))
+    if not description:
+        raise BadTool(f"tool {name!r} has no docstring; the model reads it, so say in one line what it does")
+    hints = _type_hints(fn, name)
+    texts = {p.arg_name: p.description for p in docstring.params if p.description}
+    context_parameter = None
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(fn).parameters.values():
+        _refuse_kind(parameter, name)
+        if parameter.name not in hints:
+            raise BadTool(f"tool {name!r}: parameter {parameter.name!r} needs a type hint")
+        if hints[parameter.name] is ToolContext:
+            context_parameter = parameter.name
+        else:
+            fields[parameter.name] = _field(parameter, hints[parameter.name], texts.get(parameter.name))
+    adapter = _adapter(name, fields)
+    return Signature(description, _parameters_schema(adapter), context_parameter, adapter)
+
+
+def _refuse_kind(parameter: inspect.Parameter, name: str) -> None:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
+        raise BadTool(
+            f"tool {name!r}: {stars}{parameter.name} has no schema; name every parameter, "
+            "or take one list or dict"
+        )
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise BadTool(
+            f"tool {name!r}: parameter {parameter.name!r} is positional-only, but calls pass "
+            "names; remove the /"
+        )
+
+
+def _type_hints(fn: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(fn, include_extras=True)
+    except NameError as error:
+        raise BadTool(
+            f"tool {name!r}: a type hint cannot be resolved ({error}); import the type at module level"
+        ) from error
+
+
+def _field(parameter: inspect.Parameter, hint: Any, text: str | None) -> Any:
+    """One entry of the TypedDict. A default is shown to the model if JSON can express it."""
+    if parameter.default is inspect.Parameter.empty:
+        return Required[Annotated[hint, Field(description=text)]]
+    extra: dict[str, Any] = {}
+    with contextlib.suppress(TypeError, ValueError):  # an object: the model need only know it is optional
+        extra["default"] = json.loads(json.dumps(parameter.default))
+    return NotRequired[Annotated[hint, Field(description=text, json_schema_extra=extra)]]
+
+
+def _adapter(name: str, fields: dict[str, Any]) -> TypeAdapter[Any]:
+    arguments = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+    arguments.__pydantic_config__ = _CONFIG  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return TypeAdapter(arguments)
+    except (PydanticSchemaGenerationError, PydanticUserError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadTool(f"tool {name!r}: a parameter's type has no JSON form ({reason})") from error
+
+
+def _parameters_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    schema = _without_titles(adapter.json_schema())
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _without_titles(schema: Any, names: bool = False) -> Any:
+    """Pydantic's titles repeat the names at the cost of prompt tokens. `names`: keys are field names."""
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_titles(value, names=not names and key in ("properties", "$defs"))
+        for key, value in schema.items()
+        if names or key != "title"
+    }
+
+
+def _reason(detail: Any) -> str:
+    field = ".".join(str(part) for part in detail["loc"]) or "arguments"
+    if detail["type"] == "extra_forbidden":
+        return f"unknown argument {field!r}"
+    if detail["type"] == "missing":
+        return f"argument {field!r} is missing"
+    shown = repr(detail["input"])
+    if len(shown) > MAX_VALUE_SHOWN:
+        shown = shown[:MAX_VALUE_SHOWN] + "…"
+    return f"argument {field!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}, but got {shown}"

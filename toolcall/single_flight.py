@@ -1,0 +1,64 @@
+"""A bounded cache in which equal requests share one run.
+
+Invariant: while a key is being computed nobody starts it again; a waiter that is cancelled (its trajectory
+ended) does not take the run from the others, and a run that nobody waits for is cancelled.
+Called by the executor for tools with `cache=True`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Flight(Generic[T]):
+    task: asyncio.Task[T]
+    waiters: int = 0
+
+
+class SingleFlight(Generic[T]):
+    """keep: whether a value may be served again. The least recently used of `max_entries` leaves first."""
+
+    def __init__(self, max_entries: int, keep: Callable[[T], bool]) -> None:
+        self._max_entries = max_entries
+        self._keep = keep
+        self._kept: OrderedDict[str, T] = OrderedDict()
+        self._flights: dict[str, _Flight[T]] = {}
+
+    async def get(self, key: str, make: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, bool]:
+        """The value, and whether another request computed it. `make` must end by its own deadline."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key], True
+        shared = key in self._flights
+        if not shared:
+            self._flights[key] = _Flight(asyncio.create_task(self._fly(key, make)))
+        flight = self._flights[key]
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task), shared
+        finally:
+            flight.waiters -= 1
+            if flight.waiters == 0 and not flight.task.done():
+                flight.task.cancel()
+                self._forget(key)
+
+    async def _fly(self, key: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        try:
+            value = await make()
+        finally:
+            self._forget(key)
+        if self._keep(value):
+            self._kept[key] = value
+            if len(self._kept) > self._max_entries:
+                self._kept.popitem(last=False)
+        return value
+
+    def _forget(self, key: str) -> None:
+        self._flights.pop(key, None)
