@@ -98,8 +98,8 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterable[Key]:
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
-    is_section = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    return field.annotation if is_section else None
+    kind: Any = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:

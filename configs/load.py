@@ -186,6 +186,5 @@ def _build(data: dict[str, Any], where: Callable[[str], str]) -> RunConfig:
     for part in path:
         value = value[part]
     key = all_keys()[name]
-    raise ConfigError(
-        f"{name} = {json.dumps(value, default=str)} {where(name)} must be {key.wanted} ({key.doc.rstrip('.')})"
-    )
+    given, doc = json.dumps(value, default=str), key.doc.rstrip(".")
+    raise ConfigError(f"{name} = {given} {where(name)} must be {key.wanted} ({doc})")

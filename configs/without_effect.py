@@ -1,4 +1,4 @@
-"""Settings that a config sets and that change nothing: each earns one warning, so that nobody tunes a dead knob.
+"""Settings that a config sets and that change nothing: one warning each, so that nobody tunes a dead knob.
 
 Used by `configs.load`. A setting counts as set when it differs from its default.
 """

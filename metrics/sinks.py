@@ -78,8 +78,13 @@ class TensorBoard:
     """Event files with one curve per role and metric, over steps. Needs `tensorboard`, not torch."""
 
     def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.compat.proto import (  # pyright: ignore[reportMissingImports] - optional
+            event_pb2,
+            summary_pb2,
+        )
+        from tensorboard.summary.writer.event_file_writer import (  # pyright: ignore[reportMissingImports]
+            EventFileWriter,
+        )
 
         self._event = event_pb2.Event
         self._summary = summary_pb2.Summary
@@ -101,7 +106,7 @@ class Wandb:
     """One wandb run per run folder. Its own environment variables (WANDB_PROJECT, WANDB_MODE) hold."""
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports] - optional
 
         self._run = wandb.init(
             dir=str(run_dir),

@@ -1,0 +1,124 @@
+"""The command line of Slipstream: `python launch.py --help`.
+
+Thin on purpose: what the commands do is in `launcher.commands`. Without a command it trains.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from configs.keys import nearest
+from configs.load import ConfigError
+from launcher import commands
+from launcher.evaluation import EvaluationFailed
+from launcher.preflight import PreflightError
+
+DEFAULT_COMMAND = "train"
+_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}  # any dotted config key is an option
+
+
+class _DefaultsToTraining(TyperGroup):
+    """Options without a command are `train`'s; a mistyped command is answered with the nearest."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = [DEFAULT_COMMAND, *args]
+        elif not args[0].startswith("-") and args[0] not in self.commands:
+            guess = nearest(args[0], self.commands)
+            mend = f"did you mean {guess}" if guess else f"there are {', '.join(self.commands)}"
+            print(f"error: unknown command {args[0]!r}; {mend}", file=sys.stderr)
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_DefaultsToTraining,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Post-train a language model to use tools over many turns by asynchronous reinforcement learning.",
+    epilog=(
+        "Any config key is an option: `--learner.lr 2e-6`, `--task.options.syntax hermes`, "
+        '`--launch.sinks \'["jsonl", "wandb"]\'`. Short: `--actors N`, `--learners N`, `--steps N`, '
+        "`--seed N`, `--name NAME`, `--ray-address HOST:PORT`. All keys: `python launch.py check --keys`."
+    ),
+)
+
+Config = Annotated[Path | None, typer.Option(help="A recipe (TOML). Default: configs/calculator_cpu.toml.")]
+
+
+@app.command(context_settings=_OVERRIDES)
+def train(
+    context: typer.Context,
+    config: Config = None,
+    resume: Annotated[Path | None, typer.Option(help="A run folder to go on with, e.g. runs/x.")] = None,
+) -> None:
+    """Train (the command when none is given).
+
+    `python launch.py`: the CPU recipe, a 135M model learns to use a calculator
+
+    `python launch.py --config my_task.toml --actors 4 --learners 4`
+
+    `python launch.py --resume runs/x --steps 200`
+    """
+    _run(lambda: commands.train(config, resume, context.args))
+
+
+@app.command(context_settings=_OVERRIDES)
+def check(
+    context: typer.Context,
+    config: Config = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List all config keys, or those with a WORD.")] = False,
+) -> None:
+    """Preflight without training: the resolved config, the tools, one prompt with its mask.
+
+    `python launch.py check --config my_task.toml`
+
+    `python launch.py check --keys staleness`
+    """
+    if keys:
+        _run(lambda: commands.keys(" ".join(context.args)))
+    _run(lambda: commands.check(config, context.args))
+
+
+@app.command(name="eval", context_settings=_OVERRIDES)
+def evaluate(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="A model folder, e.g. runs/x/export.")],
+    config: Annotated[Path | None, typer.Option(help="A recipe. Default: the model's run's own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Result as JSON, with every sample.")] = None,
+) -> None:
+    """Success on held-out prompts, greedy and sampled, with 95 % intervals.
+
+    `python launch.py eval --model runs/x/export --eval.prompts 512`
+    """
+    _run(lambda: commands.evaluate(config, model, out, context.args))
+
+
+@app.command()
+def status(run: Annotated[Path, typer.Option(help="The run folder, e.g. runs/x.")]) -> None:
+    """What a running run is doing: roles, weight versions, leases, ledger."""
+    _run(lambda: commands.status(run))
+
+
+def _run(command: Callable[[], int]) -> None:
+    """Errors that the user can mend are one line; anything else is a bug and shows its traceback."""
+    try:
+        code = command()
+    except (ConfigError, PreflightError, EvaluationFailed) as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        code = 130
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    app()

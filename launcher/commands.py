@@ -1,0 +1,172 @@
+"""The commands of `launch.py`, each a function from its options to an exit code.
+
+Errors that the user can mend come out as `ConfigError`, `PreflightError` or `EvaluationFailed`;
+`launch.py` prints them as one line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from buffer.messages import StatusReply
+from configs.keys import Key, all_keys
+from configs.load import LoadedConfig, dump_toml, load_config
+from configs.run_folder import RunFolder
+from launcher.preflight import PreflightError
+
+STATUS_TIMEOUT_S = 10.0
+
+
+def train(config: Path | None, resume: Path | None, overrides: Sequence[str]) -> int:
+    from launcher.prepare import existing_folder, new_folder
+    from launcher.train import train as run_training
+
+    console = Console(file=sys.stdout)
+    if resume is not None:
+        if config is not None:
+            raise PreflightError("--resume goes on with the run folder's own config; leave --config out")
+        folder = existing_folder(resume)
+        loaded = _load(folder.config, overrides, ("resume",))
+    else:
+        loaded = _load(config, overrides, ("config", "resume"))
+        folder = new_folder(loaded.config)
+    return run_training(loaded, folder, console)
+
+
+def check(config: Path | None, overrides: Sequence[str]) -> int:
+    """Everything that a run does before its first process, and what the model will be shown."""
+    from actors.preview import render_preview
+    from launcher.preflight import check_sinks, prepare_model
+    from launcher.prepare import plan, read_task
+
+    console = Console(file=sys.stdout)
+    loaded = _load(config, overrides, ("config", "keys"))
+    check_sinks(loaded.config)
+    resources = plan(loaded.config)
+    task = read_task(loaded)
+    model_path = prepare_model(loaded.config.model.path)
+    _heading(console, "config")
+    console.print(dump_toml(loaded.config).rstrip(), highlight=False, markup=False, soft_wrap=True)
+    _heading(console, "machine")
+    console.print(resources.words, highlight=False, soft_wrap=True)
+    _heading(console, f"task {task.name}: {len(task.train)} training prompts, {len(task.held_out)} held out")
+    console.print(
+        "rewards: " + ", ".join(f"{r.name} (weight {r.weight:g})" for r in task.rewards), highlight=False
+    )
+    for tool in task.tools:
+        _heading(console, f"tool {tool.name}")
+        console.print_json(json.dumps(tool.schema()))
+    _heading(console, "the first prompt, as the model and the learner see it")
+    console.print(render_preview(loaded.config, task, model_path), soft_wrap=True)
+    return 0
+
+
+def keys(pattern: str) -> int:
+    """Print the config keys whose name or documentation contains `pattern`."""
+    console = Console(file=sys.stdout)
+    found = [key for key in all_keys().values() if pattern.lower() in (key.name + key.doc).lower()]
+    if not found:
+        raise PreflightError(f"no config key has {pattern!r} in its name or description")
+    table = Table(box=None, pad_edge=False)
+    for column in ("key", "default", "what it does"):
+        table.add_column(column, no_wrap=column != "what it does")
+    for key in found:
+        table.add_row(
+            f"--{key.name}", _default(key), f"{key.doc} [dim]({key.wanted})[/]".replace("['", "\\['")
+        )
+    console.print(table)
+    return 0
+
+
+def evaluate(config: Path | None, model: str, out: Path | None, overrides: Sequence[str]) -> int:
+    from launcher.evaluation import Evaluation
+    from launcher.evaluation import evaluate as run_evaluator
+    from launcher.interrupts import Interrupts
+    from launcher.preflight import prepare_model
+    from launcher.prepare import plan, read_task
+
+    run = RunFolder(Path(model).resolve().parent)
+    if config is None and run.config.exists():
+        config = run.config  # runs/x/export is evaluated as it was trained
+    loaded = _load(config, overrides, ("config", "model", "out"))
+    resources = plan(loaded.config)
+    read_task(loaded)
+    folder = prepare_model(model)
+    label = folder.name
+    if out is None:
+        home = run.eval if run.config.exists() else Path(loaded.config.launch.runs_dir) / "eval"
+        out = home / f"{label}-{time.strftime('%m%d-%H%M%S')}.json"
+    with Interrupts() as interrupts:
+        what = Evaluation(loaded.source, folder, out, label, joined(overrides))
+        result = run_evaluator(what, resources, interrupts)
+    if result is not None:
+        print(f"every sample: {out}")
+    return 0 if result is not None else 130
+
+
+def status(run: Path) -> int:
+    """What the buffer of a run says of it now."""
+    from launcher.buffer_link import BufferLink
+    from launcher.prepare import existing_folder
+
+    folder = existing_folder(run)
+    endpoint = folder.endpoint.read_text(encoding="utf-8").strip()
+    deadline = time.monotonic() + STATUS_TIMEOUT_S
+    reply = None
+    with closing(BufferLink(endpoint, folder.read_keys(), "status")) as buffer:
+        while reply is None and time.monotonic() < deadline:
+            reply = buffer.status(sys.maxsize)
+    if reply is None:
+        raise PreflightError(
+            f"nothing answers at {endpoint}, so {run} is not running; go on with it by "
+            f"`python launch.py --resume {run}`"
+        )
+    _print_status(Console(file=sys.stdout), reply)
+    return 0
+
+
+def joined(overrides: Sequence[str]) -> list[str]:
+    """Overrides with each value joined to its name, `--a.b=1`, so that argparse keeps them together."""
+    words: list[str] = []
+    for word in overrides:
+        if word.startswith("--") or not words or "=" in words[-1]:
+            words.append(word)
+        else:
+            words[-1] += f"={word}"
+    return words
+
+
+def _load(config: Path | None, overrides: Sequence[str], options: Sequence[str]) -> LoadedConfig:
+    loaded = load_config(config, overrides, options)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return loaded
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print(f"\n[bold]{text}[/]", highlight=False)
+
+
+def _default(key: Key) -> str:
+    return "–" if key.default is None else json.dumps(key.default, ensure_ascii=False).replace("[", "\\[")
+
+
+def _print_status(console: Console, reply: StatusReply) -> None:
+    state = "finished" if reply.finished else "running"
+    console.print(f"step {reply.step}, weights v{reply.version}, {state}", highlight=False)
+    table = Table("role", "state", "weights", "leases", "last heard")
+    for role in reply.roles:
+        heard = f"{role.seconds_since_heard:.1f} s ago"
+        table.add_row(role.name, role.state, f"v{role.version}", str(role.leases), heard)
+    console.print(table)
+    balance = "balances" if reply.balanced else "DOES NOT BALANCE"
+    ledger = ", ".join(f"{name} {count}" for name, count in reply.ledger.items())
+    console.print(f"ledger {balance}: {ledger}", highlight=False)

@@ -1,0 +1,83 @@
+"""The launcher's side of the terminal, and its files: events.jsonl and the metric sinks.
+
+A live picture where there is a terminal, one plain line a step elsewhere. Called by `launcher.train`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+
+from buffer.messages import StatusReply
+from configs.run_folder import RunFolder
+from launcher.interfaces import Event
+from launcher.progress import picture, plain_line
+from launcher.run_view import RunView
+from metrics.sinks import Report, Sink
+
+_QUIET = ("start", "ready")  # kinds of events that are not worth a line above the picture
+
+
+class Display:
+    """Takes the supervisor's events and statuses to the terminal and to the run folder."""
+
+    def __init__(self, console: Console, view: RunView, folder: RunFolder, sinks: Sequence[Sink]) -> None:
+        self._console = console
+        self._view = view
+        self._sinks = sinks
+        self._events = folder.events.open("a", encoding="utf-8", buffering=1)
+        self._live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Draw while the block runs, if the console is a terminal; close the files after it."""
+        try:
+            if self._console.is_terminal:
+                # Not redirecting: the launcher's stdout is a log file by now.
+                with Live(
+                    picture(self._view),
+                    console=self._console,
+                    auto_refresh=False,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                ) as self._live:
+                    yield
+            else:
+                yield
+        finally:
+            self._live = None
+            self._events.close()
+            for sink in self._sinks:
+                sink.close()
+
+    def event(self, event: Event) -> None:
+        line = {"time": round(time.time(), 3), "event": event.kind, "role": event.role, "text": event.text}
+        self._events.write(json.dumps(line) + "\n")
+        text = f"{time.strftime('%H:%M:%S')} {event.text}"
+        self._view.last_event = text
+        if self._live is None or event.kind not in _QUIET:
+            self._console.print(
+                text, style="dim" if event.kind in _QUIET else "", highlight=False, markup=False
+            )
+        self._draw()
+
+    def status(self, status: StatusReply) -> None:
+        rows = self._view.take(status, time.time())
+        for _, role, name, when, metrics in status.reports:
+            for sink in self._sinks:
+                sink.write(Report(when, status.step, role, name, metrics))
+        if self._live is None:
+            for row in rows:
+                self._console.print(
+                    plain_line(self._view, row), highlight=False, markup=False, soft_wrap=True
+                )
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.update(picture(self._view), refresh=True)

@@ -1,0 +1,53 @@
+"""Kills processes as soon as another one ends, however it ends.
+
+A role's children (an engine's worker processes, for one) outlive a `kill -9` of the role; the
+evaluator and Ray's agents outlive that of the launcher. So each of these is watched by a small process
+that stands outside their process groups.
+
+Run by `start_guard` as a plain script: `python -IS guard.py WATCHED VICTIM...`.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+
+def start_guard(watched: int, victims: Sequence[int]) -> "subprocess.Popen[bytes]":
+    """When process `watched` is gone, SIGKILL the victims: processes, or process groups where
+    negative, as in kill(2). The guard itself ends with it."""
+    return subprocess.Popen(
+        [sys.executable, "-IS", __file__, str(watched), *map(str, victims)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL to what is left of a process group; nothing left is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _watch(watched: int, victims: Sequence[int]) -> None:
+    handles = {}  # pidfds: they stay right when a pid is used again
+    for pid in (watched, *(victim for victim in victims if victim > 0)):
+        with contextlib.suppress(ProcessLookupError):
+            handles[pid] = os.pidfd_open(pid)
+    if watched in handles:
+        select.select([handles.pop(watched)], [], [])
+    for handle in handles.values():
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    for victim in victims:
+        if victim < 0:
+            kill_group(-victim)
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]), [int(word) for word in sys.argv[2:]])

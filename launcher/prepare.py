@@ -1,0 +1,148 @@
+"""From a config to a run that can start: every check that needs no model, then the run folder.
+
+Invariant: nothing is written to a run folder before all checks have passed, and a folder that has a
+run in it is only touched by resuming that run. Called by `launcher.train` and `launcher.commands`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.load import LoadedConfig, dump_toml
+from configs.roles import RoleSpec
+from configs.run_folder import CurveKeys, RunFolder
+from configs.schema import RunConfig
+from launcher.preflight import (
+    PreflightError,
+    Resources,
+    check_sinks,
+    choose_endpoint,
+    find_gpus,
+    plan_resources,
+    prepare_model,
+    usable_cores,
+)
+from tasks.loading import load_task
+from tasks.types import Task
+from toolcall.errors import BadTool
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that can start: everything that the roles are told."""
+
+    folder: RunFolder
+    config: RunConfig
+    config_dir: Path
+    run_id: str
+    task: Task
+    model_path: Path
+    resources: Resources
+    endpoint: str
+    keys: CurveKeys
+
+    def specs(self) -> list[RoleSpec]:
+        """What each role is told, in order of start."""
+        actors, learners = self.config.actors.count, self.config.learner.count
+        return [
+            self._spec("buffer", "buffer", 0, 1, threads=1),
+            *(self._spec("actor", f"actor-{i}", i, 1, self.resources.actor_threads) for i in range(actors)),
+            *(
+                self._spec("learner", f"learner-{i}", i, learners, self.resources.learner_threads)
+                for i in range(learners)
+            ),
+        ]
+
+    def _spec(self, role: str, name: str, rank: int, world: int, threads: int) -> RoleSpec:
+        return RoleSpec(
+            role=role,  # type: ignore[arg-type]
+            name=name,
+            rank=rank,
+            world=world,
+            config=self.config,
+            run_dir=self.folder.root.resolve(),
+            run_id=self.run_id,
+            config_dir=self.config_dir,
+            model_path=self.model_path,
+            num_prompts=len(self.task.train),
+            buffer_endpoint=self.endpoint,
+            device=self.resources.device,
+            threads=threads,
+        )
+
+
+def new_folder(config: RunConfig, now: float | None = None) -> RunFolder:
+    """The folder of a new run. Raises PreflightError if there is a run in it already."""
+    task = Path(config.task.data).stem if config.task.data else config.task.name.replace(":", "-")
+    name = config.launch.name or f"{task}-{time.strftime('%m%d-%H%M%S', time.localtime(now))}"
+    folder = RunFolder(Path(config.launch.runs_dir) / name)
+    if folder.config.exists():
+        raise PreflightError(
+            f"there is a run in {folder.root} already; go on with it by --resume {folder.root}, "
+            "or give another --name"
+        )
+    return folder
+
+
+def existing_folder(path: Path) -> RunFolder:
+    """The folder of a run that was started. Raises PreflightError."""
+    folder = RunFolder(path)
+    if not folder.config.exists() or not folder.run_info.exists():
+        raise PreflightError(
+            f"{path} is no run folder: it has no config.toml and run.json; name one below runs/"
+        )
+    return folder
+
+
+def read_task(loaded: LoadedConfig) -> Task:
+    """The config's task, with a training row at least. Raises PreflightError."""
+    try:
+        task = load_task(loaded.config.task, loaded.config_dir, loaded.config.seed)
+    except (BadTool, ValueError, OSError) as error:
+        raise PreflightError(f"the task cannot be loaded: {error}") from error
+    if not len(task.train):
+        raise PreflightError(f"task {task.name!r} has no training rows; give it data or lower task.held_out")
+    return task
+
+
+def plan(config: RunConfig) -> Resources:
+    return plan_resources(config, usable_cores(), find_gpus())
+
+
+def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
+    """All checks, cheap ones first; then write the run folder. Call with the folder's lock held."""
+    config = loaded.config
+    check_sinks(config)
+    resources = plan(config)
+    endpoint = choose_endpoint(config)
+    task = read_task(loaded)
+    model_path = prepare_model(config.model.path)
+    return Run(
+        folder=folder,
+        config=config,
+        config_dir=loaded.config_dir,
+        run_id=_write(folder, loaded, endpoint),
+        task=task,
+        model_path=model_path,
+        resources=resources,
+        endpoint=endpoint,
+        keys=folder.create_keys(),
+    )
+
+
+def _write(folder: RunFolder, loaded: LoadedConfig, endpoint: str) -> str:
+    """Write what the folder says about its run; the run's id, which a resumed run keeps."""
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    if folder.run_info.exists():
+        run_id = json.loads(folder.run_info.read_text(encoding="utf-8"))["run_id"]
+    else:
+        run_id = uuid.uuid4().hex[:12]
+    info = {"run_id": run_id, "config_dir": str(loaded.config_dir)}
+    folder.run_info.write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
+    folder.config.write_text(dump_toml(loaded.config), encoding="utf-8")
+    folder.endpoint.write_text(endpoint + "\n", encoding="utf-8")
+    return run_id

@@ -1,0 +1,143 @@
+"""A training run from its checks to its last line on the screen. Called by `launcher.commands`.
+
+Invariant: whatever happens, the roles are gone when this returns, and the last line says how the run
+ended: its result, how to resume it, or the first cause of a failure and the file to read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from contextlib import closing, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from configs.load import LoadedConfig
+from configs.run_folder import RunFolder
+from launcher.buffer_link import BufferLink
+from launcher.display import Display
+from launcher.evaluation import Evaluation, evaluate
+from launcher.interfaces import End, Outcome
+from launcher.interrupts import Interrupts
+from launcher.preflight import run_lock
+from launcher.prepare import Run, prepare_run
+from launcher.progress import before_after
+from launcher.run_view import RunView
+from launcher.supervisor import Supervisor
+from metrics.sinks import open_sinks
+
+_TICK_S = 0.5
+_LOG_TAIL = 15  # lines of a failed role's log on the screen
+EXIT_FAILED, EXIT_STOPPED = 1, 130
+
+
+def train(loaded: LoadedConfig, folder: RunFolder, console: Console) -> int:
+    """Train in `folder`, new or to be resumed; the exit code. Raises PreflightError, EvaluationFailed."""
+    with run_lock(folder):
+        run = prepare_run(loaded, folder)
+        _introduce(run, console)
+        with Interrupts() as interrupts:
+            before = _measure(run, "before", run.model_path, interrupts, console)
+            if interrupts.requested:
+                return _say_stopped(run, "stopped before the first step", console)
+            outcome = _supervise(run, interrupts, console)
+            if outcome.end is End.FAILED:
+                return _say_failed(run, outcome, console)
+            if outcome.end is End.STOPPED:
+                return _say_stopped(run, outcome.message, console)
+            after = _measure(run, "after", folder.export, interrupts, console)
+        if before and after:
+            console.print(before_after(before, after))
+        console.print(f"done: {outcome.message}", highlight=False)
+        console.print(f"model: {folder.export}", highlight=False)
+        return 0
+
+
+def _introduce(run: Run, console: Console) -> None:
+    task, tools = run.task, ", ".join(tool.name for tool in run.task.tools)
+    lines = {
+        "run": f"{run.folder.root} (config.toml, metrics.jsonl, logs/)",
+        "machine": run.resources.words,
+        "model": str(run.model_path),
+        "task": f"{task.name}: {len(task.train)} training and {len(task.held_out)} held-out prompts; {tools}",
+    }
+    for label, text in lines.items():
+        console.print(f"{label:<8} {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _measure(
+    run: Run, label: str, model: Path, interrupts: Interrupts, console: Console
+) -> dict[str, Any] | None:
+    """Held-out success of a model folder, if the config asks for it; measured once for a run folder."""
+    out = run.folder.eval / f"{label}.json"
+    if not run.config.eval.before_and_after or interrupts.requested:
+        return None
+    if label == "before" and out.exists():
+        return json.loads(out.read_text(encoding="utf-8"))
+    console.print(
+        f"measuring success {label} training on {run.config.eval.prompts} held-out prompts", highlight=False
+    )
+    what = Evaluation(run.folder.config, model, out, label)
+    return evaluate(what, run.resources, interrupts, run.folder.logs / f"eval-{label}.log")
+
+
+def _supervise(run: Run, interrupts: Interrupts, console: Console) -> Outcome:
+    """Start the roles and look after them until the run has ended. Libraries' output goes to a log."""
+    from launcher.ray_roles import RayRoles, cluster
+
+    folder = run.folder
+    sinks = open_sinks(
+        run.config.launch.sinks, folder.root, folder.metrics, run.config.model_dump(mode="json")
+    )
+    display = Display(console, RunView.of(run.config, folder.root.name), folder, sinks)
+    log = (folder.logs / "launcher.log").open("a", encoding="utf-8", buffering=1)
+    with (
+        display.shown(),
+        log,
+        redirect_stdout(log),
+        redirect_stderr(log),
+        cluster(run.config, folder.root, run.resources.gpus),
+        closing(BufferLink(run.endpoint, run.keys)) as buffer,
+    ):
+        interrupts.install()  # Ray has taken SIGTERM
+        roles = RayRoles(run.config, run.resources.device)
+        supervisor = Supervisor(
+            run.specs(), roles, buffer, run.config, time.monotonic, display.event, display.status
+        )
+        return _watch(supervisor, interrupts)
+
+
+def _watch(supervisor: Supervisor, interrupts: Interrupts) -> Outcome:
+    try:
+        while supervisor.tick():
+            if interrupts.requested:
+                supervisor.stop()
+            time.sleep(_TICK_S)
+    finally:
+        supervisor.close()
+    assert supervisor.outcome is not None
+    return supervisor.outcome
+
+
+def _say_failed(run: Run, outcome: Outcome, console: Console) -> int:
+    """The end of the log in question, then the first cause as the last line."""
+    text = f"run failed: {outcome.message}"
+    if outcome.role is not None:
+        log = run.folder.logs / f"{outcome.role}.log"
+        if log.exists():
+            with log.open(encoding="utf-8", errors="replace") as lines:
+                tail = deque(lines, maxlen=_LOG_TAIL)
+            console.print(f"--- the end of {log}", style="dim", highlight=False)
+            console.print("".join(tail).rstrip(), highlight=False, markup=False, soft_wrap=True)
+            text += f"; read {log}"
+    console.print(text, style="bold red", highlight=False, markup=False, soft_wrap=True)
+    return EXIT_FAILED
+
+
+def _say_stopped(run: Run, message: str, console: Console) -> int:
+    command = f"python launch.py --resume {run.folder.root}"
+    console.print(f"{message}; go on with: {command}", highlight=False, markup=False, soft_wrap=True)
+    return EXIT_STOPPED
