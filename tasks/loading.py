@@ -1,0 +1,151 @@
+"""`load_task`: from the `[task]` section of a config to a `Task`.
+
+Invariant: a task that was loaded can be rolled out and scored: its prompts fill, its tools and rewards
+exist, and every reward finds its arguments. Called by actors, the evaluator and `launch.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.schema import TaskConfig
+from tasks.data import BadData, PlacedRow, PromptTemplate, read_rows, split
+from tasks.reward import BadReward, check_parameters
+from tasks.types import Episode, Reward, Task
+from toolcall.importing import import_object
+from toolcall.parsers import make_parser
+from toolcall.registry import Tool, load_tools
+from toolcall.types import Parser
+
+SHIPPED = {"calculator": "tasks.calculator:calculator_task"}  # functions (seed, **options) -> Task
+SUCCESS_AT = 1.0  # of a data task's first reward
+
+
+class BadTask(ValueError):
+    """A `[task]` section that leads to no task; the message names the key and the mend."""
+
+
+def load_task(config: TaskConfig, config_dir: Path, seed: int) -> Task:
+    """The task of `config`. Files and modules are looked for in `config_dir`; `seed` shapes generated data.
+
+    Raises BadTask, BadData, BadReward, toolcall's BadTool or BadReference, each with one sentence.
+    """
+    task = _data_task(config, config_dir) if config.data else _made_task(config, config_dir, seed)
+    if len(task.train) < 1:
+        raise BadTask(f"task {task.name!r} has no training prompts")
+    names = [reward.name for reward in task.rewards]
+    if not names:
+        raise BadTask(f"task {task.name!r} has no rewards; set task.rewards")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BadTask(f"task {task.name!r} has two rewards called {twice!r}; rename one with @reward(name=…)")
+    for reward in task.rewards:
+        check_parameters(reward, task.train[0])
+    return task
+
+
+def _made_task(config: TaskConfig, config_dir: Path, seed: int) -> Task:
+    """A shipped task, or what the user's `module:function` returns."""
+    if config.name in SHIPPED:
+        make = import_object(SHIPPED[config.name])
+    elif ":" in config.name:
+        make = import_object(config.name, config_dir)
+    else:
+        near = difflib.get_close_matches(config.name, SHIPPED, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise BadTask(
+            f"task.name = {config.name!r} is not a shipped task{hint} Use one of: {', '.join(SHIPPED)}, "
+            "module:function, or set task.data"
+        )
+    if not callable(make):
+        raise BadTask(f"task.name = {config.name!r} is not a function that returns a Task")
+    task = make(**_options(make, config, seed))
+    if not isinstance(task, Task):
+        raise BadTask(f"task.name = {config.name!r} returned a {type(task).__name__}, not a tasks.Task")
+    return task
+
+
+def _options(make: Callable[..., Any], config: TaskConfig, seed: int) -> dict[str, Any]:
+    """`task.options`, checked against the function's parameters, and the seed if it takes one."""
+    parameters = inspect.signature(make).parameters
+    names = [name for name in parameters if name != "seed"]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for option in config.options:
+        if option not in names and not open_ended:
+            raise BadTask(
+                f"task.options has no {option!r} for {config.name!r}; it takes: {', '.join(names) or 'none'}"
+            )
+    return {**config.options, **({"seed": seed} if "seed" in parameters else {})}
+
+
+def _data_task(config: TaskConfig, config_dir: Path) -> Task:
+    """A task from a data file (or iterable), tools and rewards. Success: the first reward reaches 1."""
+    assert config.data is not None
+    rows = read_rows(config.data, config_dir)
+    prompt = PromptTemplate(config.prompt, config.system)
+    prompt.check(rows)
+    rewards = _load_rewards(config.rewards, config_dir)
+    _check_fields(rewards, rows)
+    tools = load_tools(config.tools, config_dir)
+    train, held_out = split(rows, config.held_out, prompt.prompt)
+    return Task(
+        name=Path(config.data).stem if ":" not in config.data else config.data,
+        train=train,
+        held_out=held_out,
+        make_messages=prompt.messages,
+        tools=tools,
+        parser=_parser_for(config.parser, tools),
+        rewards=rewards,
+        success=lambda episode: _succeeded(episode, rewards),
+        tools_in_prompt=config.parser == "tag",
+    )
+
+
+def _succeeded(episode: Episode, rewards: Sequence[Reward]) -> bool:
+    """By the value that scoring found: a judge is not asked twice."""
+    return episode.scores.get(rewards[0].name, 0.0) >= SUCCESS_AT
+
+
+def _load_rewards(references: Sequence[str], config_dir: Path) -> list[Reward]:
+    rewards = [import_object(reference, config_dir) for reference in references]
+    for reference, found in zip(references, rewards, strict=True):
+        if not isinstance(found, Reward):
+            raise BadReward(
+                f"{reference!r} is a {type(found).__name__}, not a reward; decorate it with @reward"
+            )
+    if not rewards:
+        raise BadTask('task.data is set but task.rewards is empty; try rewards = ["tasks.rules:exact_match"]')
+    return rewards
+
+
+def _check_fields(rewards: Sequence[Reward], rows: Sequence[PlacedRow]) -> None:
+    """Every reward must find its fields in every row, not only in the first."""
+    for reward in rewards:
+        for placed in rows:
+            try:
+                check_parameters(reward, placed.row)
+            except BadReward as error:
+                raise BadReward(f"{placed.place}: {error}") from None
+
+
+def _parser_for(name: str, tools: Sequence[Tool]) -> Parser:
+    """The call syntax. Tags are the tools' own names, so each tool must take exactly one argument."""
+    if name != "tag":
+        return make_parser(name)
+    tags = {}
+    for tool in tools:
+        arguments = list(tool.signature.parameters["properties"])
+        required = tool.signature.parameters.get("required", arguments[:1])
+        if len(required) != 1:
+            raise BadTask(
+                f'task.parser = "tag" writes one argument as text, but tool {tool.name!r} needs '
+                f'{len(required)}: {", ".join(required)}; use parser = "hermes"'
+            )
+        tags[tool.name] = (tool.name, required[0])
+    return make_parser("tag", tags=tags)
+
+
+__all__ = ["SHIPPED", "BadData", "BadReward", "BadTask", "load_task"]
