@@ -1,0 +1,316 @@
+"""From the buffer's `Batch` to packed micro-batches: no padding, and a group's prompt only once.
+
+Layout of a row (one *block* per group): the tokens that all members share, then each member's own
+tokens, one after the other. Position ids of every continuation go on from the shared prefix, and
+`learner.attention` lets it see the prefix and itself only, so the result equals separate rows.
+Without sharing, a block is one trajectory.
+
+Invariants: a target exists exactly for each token with action mask 1 (no observation or prompt token is
+ever predicted, T5); the plan is a pure function of batch and settings, so that all ranks, which get the
+same batch, agree on it without talking; every rank runs the same number of micro-batches (collectives of
+ZeRO-2 and 3 happen in each); weights add up over all ranks and micro-batches of an update.
+
+Called by `learner.trainer`. Shapes: T packed tokens of the row, N targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from buffer.messages import Batch, StopReason, Trajectory
+from learner.advantage import group_advantages, has_no_contrast
+from learner.losses import token_weights
+
+_CUT_BY_A_LIMIT = {
+    StopReason.MAX_TURNS,
+    StopReason.MAX_TOKENS,
+    StopReason.CONTEXT_LENGTH,
+    StopReason.DEADLINE,
+}
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """What the plan depends on besides the batch."""
+
+    adv_estimator: str
+    loss_agg_mode: str
+    max_sequence_tokens: int  # the most tokens a trajectory may sample; for seq-mean-token-sum-norm
+    mask_truncated: bool
+    minibatches: int
+    tokens_per_microbatch: int
+    shared_prefix: bool
+    world: int
+    hidden_size: int  # sets what an attended pair costs against a token
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the row that attends within itself: `prefix` causal tokens, then continuations of it."""
+
+    start: int
+    prefix: int
+    continuations: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + self.prefix + sum(self.continuations)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and backward. numpy; `learner.trainer` moves it to the device."""
+
+    token_ids: np.ndarray  # int64 [1, T]
+    position_ids: np.ndarray  # int64 [1, T]
+    blocks: tuple[Block, ...]
+    predict_from: np.ndarray  # int64 [N] index of the hidden state that predicts the target
+    targets: np.ndarray  # int64 [N] token ids
+    behaviour: np.ndarray  # float32 [N] logprobs at sampling time
+    advantages: np.ndarray  # float32 [N]
+    weights: np.ndarray  # float32 [N] of the token's loss in the update; 0 only in an idle micro-batch
+    sequence_of: np.ndarray  # int64 [N] index of the trajectory in the optimizer batch
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer update: `ranks[r]` are rank r's micro-batches, equally many for each."""
+
+    ranks: tuple[tuple[MicroBatch, ...], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    updates: tuple[Update, ...]
+    tokens_action: int
+    tokens_packed: int  # computed, after prefix sharing
+    tokens_unpacked: int  # of the trajectories as they are
+    groups_without_contrast: int
+
+
+@dataclass(frozen=True)
+class _Member:
+    trajectory: Trajectory
+    advantage: float
+    sequence: int  # index in the optimizer batch
+    targets: np.ndarray  # positions in the trajectory with action mask 1
+    end: int  # tokens to compute: all before the last target
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Members packed as one block, and what that costs."""
+
+    members: tuple[_Member, ...]
+    prefix: int
+    tokens: int
+    cost: float
+
+
+def plan(batch: Batch, settings: BatchSettings) -> Plan:
+    """Cut a batch into updates, ranks and micro-batches. Every rank computes the same plan."""
+    chunks = [batch.groups[i :: settings.minibatches] for i in range(settings.minibatches)]
+    updates, units = [], []
+    for groups in chunks:
+        if groups:
+            update, its_units = _plan_update(groups, settings)
+            updates.append(update)
+            units += its_units
+    members = [member for unit in units for member in unit.members]
+    return Plan(
+        updates=tuple(updates),
+        tokens_action=sum(len(m.targets) for m in members),
+        tokens_packed=sum(unit.tokens for unit in units),
+        tokens_unpacked=sum(len(m.trajectory.token_ids) for m in members),
+        groups_without_contrast=sum(has_no_contrast(_rewards(group)) for group in batch.groups),
+    )
+
+
+def _plan_update(
+    groups: Sequence[Sequence[Trajectory]], settings: BatchSettings
+) -> tuple[Update, list[_Unit]]:
+    grouped, lengths = _members(groups, settings)
+    units = _units(grouped, settings)
+    shares = _balance(units, settings.world)
+    bins = [_fill(share, settings.tokens_per_microbatch) for share in shares]
+    count = max(1, *(len(b) for b in bins))
+    idle = _idle_microbatch(groups[0][0])
+    ranks = tuple(
+        tuple(_pack(units_of_bin, lengths, settings) for units_of_bin in b) + (idle,) * (count - len(b))
+        for b in bins
+    )
+    return Update(ranks), units
+
+
+def _rewards(group: Sequence[Trajectory]) -> np.ndarray:
+    return np.array([t.reward for t in group if t.reward is not None], dtype=np.float64)
+
+
+def _members(
+    groups: Sequence[Sequence[Trajectory]], settings: BatchSettings
+) -> tuple[list[list[_Member]], np.ndarray]:
+    """Scored members with something to learn from, by group, and each sequence's action tokens [S].
+
+    A truncated member keeps its say in the group's mean when `mask_truncated` takes its loss away.
+    """
+    grouped: list[list[_Member]] = []
+    lengths: list[int] = []
+    for group in groups:
+        scored = [t for t in group if t.reward is not None]
+        advantages = group_advantages(_rewards(group), settings.adv_estimator)
+        members = []
+        for trajectory, advantage in zip(scored, advantages, strict=True):
+            targets = np.flatnonzero(trajectory.action_mask)
+            if len(targets) == 0 or (settings.mask_truncated and trajectory.stop_reason in _CUT_BY_A_LIMIT):
+                continue
+            if targets[0] == 0:
+                raise ValueError(
+                    f"trajectory {trajectory.trajectory_id}: its first token is marked as sampled, "
+                    "but nothing precedes it that could predict it"
+                )
+            members.append(
+                _Member(trajectory, float(advantage), len(lengths), targets, end=int(targets[-1]))
+            )
+            lengths.append(len(targets))
+        if members:
+            grouped.append(members)
+    return grouped, np.array(lengths, dtype=np.int64)
+
+
+# --- blocks, balance, bins --------------------------------------------------------------------
+
+
+def _units(grouped: list[list[_Member]], settings: BatchSettings) -> list[_Unit]:
+    """One unit per group where the budget allows; a larger group is cut, its prompt then repeated."""
+    if not settings.shared_prefix:
+        return [_unit((m,), False, settings.hidden_size) for members in grouped for m in members]
+    units: list[_Unit] = []
+    waiting = [_unit(tuple(members), True, settings.hidden_size) for members in grouped]
+    while waiting:
+        unit = waiting.pop()
+        too_large = unit.tokens > settings.tokens_per_microbatch
+        too_few = len(units) + len(waiting) + 1 < settings.world
+        if len(unit.members) > 1 and (too_large or too_few):
+            half = len(unit.members) // 2
+            waiting += [_unit(part, True, settings.hidden_size) for part in (unit.members[half:], unit.members[:half])]
+        else:
+            units.append(unit)
+    return units
+
+
+def _unit(members: tuple[_Member, ...], shared: bool, hidden_size: int) -> _Unit:
+    prefix = _common_prefix(members) if shared else members[0].end
+    rests = [m.end - prefix for m in members]
+    tokens = prefix + sum(rests)
+    pairs = prefix * prefix / 2 + sum(rest * (prefix + rest / 2) for rest in rests)
+    # A transformer layer spends about 24 h^2 flops on a token and 4 h on an attended pair.
+    return _Unit(members, prefix, tokens, tokens + pairs / (6 * hidden_size))
+
+
+def _common_prefix(members: tuple[_Member, ...]) -> int:
+    """Length of the longest prefix that all share, within their prompts and what is computed of them."""
+    limit = min(min(m.trajectory.prompt_len, m.end) for m in members)
+    first = members[0].trajectory.token_ids[:limit]
+    for member in members[1:]:
+        different = np.flatnonzero(first[:limit] != member.trajectory.token_ids[:limit])
+        if len(different):
+            limit = int(different[0])
+    return limit
+
+
+def _balance(units: list[_Unit], world: int) -> list[list[_Unit]]:
+    """Longest processing time first: the next dearest unit goes to the rank with the least so far."""
+    shares: list[list[_Unit]] = [[] for _ in range(world)]
+    loads = [0.0] * world
+    for unit in sorted(units, key=lambda u: (-u.cost, u.members[0].sequence)):
+        rank = loads.index(min(loads))
+        shares[rank].append(unit)
+        loads[rank] += unit.cost
+    return shares
+
+
+def _fill(units: list[_Unit], budget: int) -> list[list[_Unit]]:
+    """First fit in falling size; a unit larger than the budget gets a micro-batch of its own."""
+    bins: list[list[_Unit]] = []
+    room: list[int] = []
+    for unit in sorted(units, key=lambda u: (-u.tokens, u.members[0].sequence)):
+        index = next((i for i, left in enumerate(room) if unit.tokens <= left), None)
+        if index is None:
+            bins.append([unit])
+            room.append(budget - unit.tokens)
+        else:
+            bins[index].append(unit)
+            room[index] -= unit.tokens
+    return bins
+
+
+# --- packing ----------------------------------------------------------------------------------
+
+
+def _pack(units: list[_Unit], lengths: np.ndarray, settings: BatchSettings) -> MicroBatch:
+    ids, positions, blocks, columns = [], [], [], []
+    start = 0
+    for unit in units:
+        first = unit.members[0].trajectory
+        ids.append(first.token_ids[: unit.prefix])
+        positions.append(np.arange(unit.prefix))
+        rests = []
+        offset = start + unit.prefix  # of the continuation being laid out
+        for member in unit.members:
+            ids.append(member.trajectory.token_ids[unit.prefix : member.end])
+            positions.append(np.arange(unit.prefix, member.end))
+            columns.append(_target_columns(member, start, unit.prefix, offset))
+            rests.append(member.end - unit.prefix)
+            offset += rests[-1]
+        blocks.append(Block(start, unit.prefix, tuple(rest for rest in rests if rest)))
+        start = offset
+    predict_from, targets, behaviour, advantages, sequence_of = (
+        np.concatenate(column) for column in zip(*columns, strict=True)
+    )
+    return MicroBatch(
+        token_ids=np.concatenate(ids).astype(np.int64)[None],
+        position_ids=np.concatenate(positions).astype(np.int64)[None],
+        blocks=tuple(blocks),
+        predict_from=predict_from,
+        targets=targets,
+        behaviour=behaviour,
+        advantages=advantages,
+        weights=token_weights(settings.loss_agg_mode, lengths, sequence_of, settings.max_sequence_tokens),
+        sequence_of=sequence_of,
+    )
+
+
+def _target_columns(member: _Member, start: int, prefix: int, offset: int) -> tuple[np.ndarray, ...]:
+    """(predict_from, targets, behaviour, advantages, sequence_of) of one member, each [targets].
+
+    A token at position p is predicted from the hidden state of p - 1, which lies in the shared prefix
+    (at `start`) for the first tokens of a continuation (at `offset`) and in the continuation afterwards.
+    """
+    trajectory, previous = member.trajectory, member.targets - 1
+    count = len(member.targets)
+    return (
+        np.where(previous < prefix, start + previous, offset + previous - prefix).astype(np.int64),
+        trajectory.token_ids[member.targets].astype(np.int64),
+        trajectory.logprobs[member.targets].astype(np.float32),
+        np.full(count, member.advantage, dtype=np.float32),
+        np.full(count, member.sequence, dtype=np.int64),
+    )
+
+
+def _idle_microbatch(trajectory: Trajectory) -> MicroBatch:
+    """Keeps a rank in step with the others when it has nothing to compute: one token, weight 0."""
+    zero = np.zeros(1, dtype=np.float32)
+    return MicroBatch(
+        token_ids=trajectory.token_ids[:1].astype(np.int64)[None],
+        position_ids=np.zeros((1, 1), dtype=np.int64),
+        blocks=(Block(0, 1),),
+        predict_from=np.zeros(1, dtype=np.int64),
+        targets=trajectory.token_ids[:1].astype(np.int64),
+        behaviour=zero,
+        advantages=zero,
+        weights=zero,
+        sequence_of=np.zeros(1, dtype=np.int64),
+    )

@@ -1,0 +1,71 @@
+"""Sets DeepSpeed up: the process group, the engine's config, and its noise.
+
+Invariant: gradients are accumulated until `engine.step()` and are exactly those of the loss that was
+given (no division by a number of accumulation steps: it differs from batch to batch), averaged over
+ranks. Called by `learner.trainer` and by `learner.learner` (which joins the group).
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def join_group(rank: int, world: int, master: str, device: str, timeout_s: float) -> None:
+    """Join the learners' process group. Every collective has the deadline `timeout_s`.
+
+    `master` is "host:port" of rank 0. Sets the environment that DeepSpeed reads.
+    """
+    host, _, port = master.rpartition(":")
+    os.environ.update(
+        DS_ACCELERATOR=device,
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK="0",  # the launcher shows each process its own device only
+        MASTER_ADDR=host,
+        MASTER_PORT=port,
+    )
+    import deepspeed
+    import deepspeed.ops
+
+    # Else init would compile a shared-memory all-reduce that only inference uses.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        timeout=timedelta(seconds=timeout_s),
+        verbose=False,
+    )
+
+
+def make_engine(
+    module: nn.Module,
+    *,
+    zero_stage: int,
+    dtype: str,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    max_grad_norm: float,
+) -> Any:
+    """Wrap `module` for training: AdamW with float32 master weights, gradient clipping, ZeRO."""
+    import deepspeed
+
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    # fused: one pass over memory per update, on CPU as on CUDA; DeepSpeed's own Adam would need compiling.
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,  # engine.step() is the boundary, whenever we call it
+        "gradient_clipping": max_grad_norm,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "zero_optimization": {"stage": zero_stage, "overlap_comm": False},
+        "steps_per_print": None,
+    }
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+    return engine

@@ -1,0 +1,140 @@
+"""One learner process: train batches from the buffer, publish weights, commit, checkpoint, export.
+
+Invariant: a batch is committed only after its optimizer step, and after a crash the run goes on from the
+last checkpoint with exactly the batches after it; so the surviving weights have seen each batch once.
+Rank 0 talks for all; every rank gets the same batches. Started by `launch.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from buffer.client import BufferClient
+from buffer.messages import AnnouncePublisher, Checkpointed, CommitStep, Resume
+from configs.roles import RoleSpec
+from configs.run_folder import RunFolder
+from learner import checkpoint
+from learner.checkpoint import Progress
+from learner.deepspeed_engine import join_group
+from learner.feed import BatchFeed, Client
+from learner.heartbeat import HeartbeatThread
+from learner.trainer import Trainer
+from metrics import names
+from weightsync.publisher import Publisher
+
+
+def main(spec: RoleSpec) -> None:
+    """Train from the last checkpoint to `learner.steps`, then export. Returns on a clean end."""
+    config = spec.config.learner
+    torch.set_num_threads(spec.threads)
+    with ExitStack() as stack:
+        heartbeat = HeartbeatThread(
+            lambda: _connect(spec, "heartbeat"), spec.name, spec.config.buffer.heartbeat_s, config.timeout_s
+        )
+        stack.callback(heartbeat.close)
+        join_group(spec.rank, spec.world, spec.master, spec.device, config.timeout_s)
+        stack.callback(dist.destroy_process_group)
+        trainer = Trainer(
+            spec.config, spec.model_path, rank=spec.rank, world=spec.world, device=spec.device
+        )
+        learner = Learner(spec, trainer, heartbeat, stack)
+        learner.run()
+
+
+class Learner:
+    """The loop over steps and what follows each."""
+
+    def __init__(
+        self, spec: RoleSpec, trainer: Trainer, heartbeat: HeartbeatThread, stack: ExitStack
+    ) -> None:
+        self.spec, self.config = spec, spec.config
+        self.trainer, self.heartbeat = trainer, heartbeat
+        self.folder = RunFolder(spec.run_dir)
+        self.leads = spec.rank == 0
+        self.client = stack.enter_context(closing(_connect(spec, "main")))
+        found = checkpoint.latest(self.folder.checkpoints)
+        self.progress = checkpoint.restore(trainer, found) if found else Progress()
+        self.publisher: Publisher | None = None
+        if self.leads:
+            self._call(Resume(step=self.progress.step, version=self.progress.version))
+            keys = self.folder.read_keys()
+            self.publisher = stack.enter_context(closing(Publisher(spec, trainer.weight_metadata(), keys)))
+            self._call(AnnouncePublisher(endpoint=self.publisher.endpoint))
+        dist.barrier()  # no rank may ask for a batch before the buffer knows where to resume
+        if self.progress.version:
+            self._publish(self.progress.version)  # actors may have loaded weights that died with the crash
+        self.feed = stack.enter_context(
+            closing(
+                BatchFeed(
+                    lambda: _connect(spec, "feed"),
+                    self.progress.step + 1,
+                    self.config.learner.steps,
+                    self.config.learner.timeout_s,
+                )
+            )
+        )
+
+    def run(self) -> None:
+        """Train every step that is left, export, and say so."""
+        self.heartbeat.report(self.progress.version, {})
+        for step in range(self.progress.step + 1, self.config.learner.steps + 1):
+            self._step(step)
+        checkpoint.export(self.trainer, self.folder.export)
+        if self.publisher is not None:
+            self.publisher.wait_idle(self.config.weightsync.timeout_s)
+        self.heartbeat.report(self.progress.version, {}, state="finished")
+
+    def _step(self, step: int) -> None:
+        started = time.perf_counter()
+        batch = self.feed.get(step)
+        waited = time.perf_counter()
+        metrics = self.trainer.train_step(batch)
+        trained = time.perf_counter()
+        version = self.progress.version
+        if step % self.config.weightsync.every == 0:
+            version += 1
+            self._publish(version)
+        published = time.perf_counter()
+        self.progress = Progress(step, version)
+        if self.leads:
+            self._call(CommitStep(step=step, version=version))
+        self._checkpoint_if_due(step)
+        metrics |= {
+            names.WAIT_S: waited - started,
+            names.TRAIN_S: trained - waited,
+            names.PUBLISH_S: published - trained,
+            names.STEP_S: time.perf_counter() - started,
+        }
+        if self.publisher is not None:
+            metrics |= self.publisher.metrics()
+            self.heartbeat.report(version, metrics)
+        self.heartbeat.check()
+
+    def _publish(self, version: int) -> None:
+        if self.publisher is not None:
+            self.publisher.publish(version, self.trainer.named_weights())
+            return
+        for _ in self.trainer.named_weights():  # a collective under ZeRO-3: take part in rank 0's gathering
+            pass
+
+    def _checkpoint_if_due(self, step: int) -> None:
+        config = self.config.learner
+        if step % config.checkpoint_every and step != config.steps:
+            return
+        checkpoint.save(self.trainer, self.progress, self.folder.checkpoints, config.checkpoint_keep)
+        if self.leads:
+            self._call(Checkpointed(step=step, oldest_step=checkpoint.oldest_step(self.folder.checkpoints)))
+
+    def _call(self, message: object) -> object:
+        return self.client.call(message, timeout_s=self.config.learner.timeout_s)
+
+
+def _connect(spec: RoleSpec, purpose: str) -> Client:
+    """A client of its own for each thread that talks to the buffer."""
+    keys = RunFolder(Path(spec.run_dir)).read_keys()
+    return BufferClient(spec.buffer_endpoint, keys, role="learner", name=f"{spec.name}/{purpose}")

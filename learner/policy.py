@@ -1,0 +1,129 @@
+"""The model as the learner runs it: packed rows in, logprobs and entropies of the targets out.
+
+Invariant: hidden states are gathered before the LM head, so only tokens that count in the loss ever get
+logits. Called by `learner.trainer` (for the policy, and for the reference model when there is one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from learner import attention
+from learner.batch import Block, MicroBatch
+from learner.logprobs import LogprobHead
+
+# Scalings between hidden states and logits which `LogprobHead` does not know.
+_UNKNOWN_SCALINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A micro-batch on the device, with what its attention needs."""
+
+    token_ids: Tensor  # int64 [1, T]
+    position_ids: Tensor  # int64 [1, T]
+    attention: dict[str, Any]  # keyword arguments for the model's attention function
+    predict_from: Tensor  # int64 [N]
+    targets: Tensor  # int64 [N]
+    behaviour: Tensor  # float32 [N]
+    advantages: Tensor  # float32 [N]
+    weights: Tensor  # float32 [N]
+    sequence_of: Tensor  # int64 [N]
+
+
+class Policy(nn.Module):
+    """A causal LM whose head computes logprobs of given targets."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
+        super().__init__()
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise ValueError(
+                f"{type(model).__name__} has no plain linear LM head without bias; Slipstream cannot train it"
+            )
+        for name in _UNKNOWN_SCALINGS:
+            if getattr(model.config, name, None) not in (None, 1, 1.0):
+                raise ValueError(
+                    f"{type(model).__name__} scales its logits ({name}); Slipstream cannot train it yet"
+                )
+        model.set_output_embeddings(LogprobHead(head, temperature))
+        self.hf = model
+
+    def forward(self, row: Row) -> tuple[Tensor, Tensor]:
+        """(logprobs, entropies) of the row's targets, float32 [N]."""
+        hidden = self.hf.base_model(
+            input_ids=row.token_ids, position_ids=row.position_ids, use_cache=False, **row.attention
+        ).last_hidden_state
+        return self.hf.get_output_embeddings()(hidden[0].index_select(0, row.predict_from), row.targets)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hf.dtype
+
+    def row(self, micro: MicroBatch, device: torch.device) -> Row:
+        """Move a micro-batch to the device and lay its attention out."""
+
+        def move(array: Any) -> Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        return Row(
+            token_ids=move(micro.token_ids),
+            position_ids=move(micro.position_ids),
+            attention=self._attention_arguments(micro.blocks, device),
+            predict_from=move(micro.predict_from),
+            targets=move(micro.targets),
+            behaviour=move(micro.behaviour),
+            advantages=move(micro.advantages),
+            weights=move(micro.weights),
+            sequence_of=move(micro.sequence_of),
+        )
+
+    def _attention_arguments(self, blocks: tuple[Block, ...], device: torch.device) -> dict[str, Any]:
+        config = self.hf.config.get_text_config()
+        if config._attn_implementation == attention.NAME:
+            heads_per_key = config.num_attention_heads // config.num_key_value_heads
+            parts = attention.attention_parts(blocks, heads_per_key, self.dtype, device)
+            return {"attention_parts": parts}
+        ends = torch.tensor([0] + [block.end for block in blocks], dtype=torch.int32, device=device)
+        longest = max(block.end - block.start for block in blocks)
+        return {
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+
+def load_policy(
+    folder: Path,
+    *,
+    dtype: Literal["bfloat16", "float32"],
+    attention_name: str,
+    temperature: float,
+    gradient_checkpointing: bool = False,
+) -> Policy:
+    """Load a Hugging Face folder in training form. Raises ValueError for a model it cannot train."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation=attention_name
+    )
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Policy(model, temperature).train()
+
+
+def choose_attention(setting: str, shared_prefix: bool, device: str) -> str:
+    """The attention implementation's name for `learner.attention` on this device."""
+    if setting == "flash_attention_2":
+        return setting
+    if setting == "auto" and device == "cuda" and not shared_prefix:
+        from transformers.utils import is_flash_attn_2_available
+
+        if is_flash_attn_2_available():
+            return "flash_attention_2"
+    return attention.NAME
