@@ -37,6 +37,7 @@ class TagParser:
             raise ValueError(f"{result_tag!r} is both a call's tag and the result's; rename one")
         self.tags = {tag: (tool, argument) for tag, (tool, argument) in tags.items()}
         self.result_tag = result_tag
+        self.offered_as = {tool: tag for tag, (tool, _) in self.tags.items()}  # how a prompt names each tool
         self.stop = tuple(f"</{tag}>" for tag in self.tags)
         self._markers = markers(*(f"<{tag}>" for tag in self.tags), *self.stop)
 
