@@ -9,6 +9,7 @@ injected; nothing here knows vLLM. Called by `actors.actor` and `actors.evaluato
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ from tasks.types import Episode, Message, Row, Score, Task
 from toolcall.executor import Executor
 from toolcall.types import Outcome, ToolContext, ToolResult
 
+logger = logging.getLogger(__name__)
+
+CLEAN_UP_TIMEOUT_S = 10.0
 MIN_TURN_TOKENS = 8  # with less room than this a further turn is not worth starting
 
 
@@ -87,6 +91,8 @@ async def run_episode(rollouts: Rollouts, lease: Lease, index: int, row: Row) ->
             error = f"no end within task.trajectory_timeout_s = {limits.trajectory_timeout_s:g} s"
         else:
             stop_reason, error = StopReason.ERROR, f"{type(caught).__name__}: {caught}"
+    finally:
+        await _clean_up(rollouts, state)
     error = error or _infrastructure_error(state)
     episode = Episode(
         row=row,
@@ -114,6 +120,16 @@ async def run_episode(rollouts: Rollouts, lease: Lease, index: int, row: Row) ->
         },
     )
     return Finished(trajectory, episode, success=error is None and task.success(episode))
+
+
+async def _clean_up(rollouts: Rollouts, state: _State) -> None:
+    """Close what tools opened for this trajectory. A clean-up that fails is the tool's loss, not the
+    episode's: it is reported, and the score stands."""
+    try:
+        async with asyncio.timeout(CLEAN_UP_TIMEOUT_S):
+            await rollouts.executor.finish(state.context)
+    except Exception as caught:  # noqa: BLE001 - see above
+        logger.warning("%s: clean-up of a tool failed: %r", state.context.trajectory_id, caught)
 
 
 async def _turns(rollouts: Rollouts, state: _State) -> StopReason:

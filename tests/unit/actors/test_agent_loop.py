@@ -10,7 +10,7 @@ from actors.agent_loop import run_episode
 from actors.engine import EngineDied
 from buffer.messages import StopReason
 from tests.unit.actors.support import make_lease, make_rollouts, make_task
-from toolcall import tool
+from toolcall import ToolContext, tool
 
 ROW = {"question": "12 times 7?", "answer": "84"}
 CALL, ANSWER = "<calc>12*7</calc>", "<answer>84</answer><|im_end|>"
@@ -234,3 +234,21 @@ def test_versions_follow_a_weight_change_between_turns():
     first, second = t.turns
     assert set(t.versions[first.start : first.end]) == {3}
     assert set(t.versions[second.start : second.end]) == {4}
+
+
+def test_c9_clean_up_runs_once_even_after_an_exception():
+    closed = []
+
+    @tool
+    def calculator(expression: str, context: ToolContext) -> str:
+        """Evaluate.
+
+        Args:
+            expression: What.
+        """
+        context.resources.callback(closed.append, context.trajectory_id)
+        raise ValueError("no")
+
+    rollouts, *_ = make_rollouts([CALL, ANSWER], task=make_task(tools=[calculator]))
+    t = roll(rollouts).trajectory
+    assert t.stop_reason == StopReason.ANSWER and closed == ["group-1/0"]
