@@ -65,8 +65,7 @@ def evaluate(
             stopped = _wait(process, interrupts)
         finally:
             kill_group(process.pid)
-            guard.terminate()
-            guard.wait()
+            os.kill(guard, signal.SIGTERM)
     finally:
         if output:
             output.close()

@@ -15,17 +15,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+_START_TIMEOUT_S = 60.0
 
-def start_guard(watched: int, victims: Sequence[int]) -> "subprocess.Popen[bytes]":
+
+def start_guard(watched: int, victims: Sequence[int]) -> int:
     """When process `watched` is gone, SIGKILL the victims: processes, or process groups where
-    negative, as in kill(2). The guard itself ends with it."""
-    return subprocess.Popen(
-        [sys.executable, "-IS", __file__, str(watched), *map(str, victims)],
+    negative, as in kill(2). Returns the pid of the guard, which ends with it."""
+    command = [sys.executable, "-IS", __file__, str(watched), *map(str, victims)]
+    started = subprocess.run(
+        command,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         start_new_session=True,
+        timeout=_START_TIMEOUT_S,
+        check=True,
     )
+    return int(started.stdout)
 
 
 def kill_group(group: int) -> None:
@@ -49,5 +54,17 @@ def _watch(watched: int, victims: Sequence[int]) -> None:
             kill_group(-victim)
 
 
+def _detach() -> None:
+    """Leave the process that started us: Ray kills the children of a worker that ends."""
+    guard = os.fork()
+    if guard:
+        print(guard, flush=True)
+        os._exit(0)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)  # or the starter would wait for our output to end
+    os.dup2(null, 2)
+
+
 if __name__ == "__main__":
+    _detach()
     _watch(int(sys.argv[1]), [int(word) for word in sys.argv[2:]])

@@ -139,7 +139,8 @@ def prepare_model(name_or_path: str) -> Path:
 
 @contextmanager
 def run_lock(folder: RunFolder) -> Iterator[None]:
-    """Hold a run folder for this process. The lock goes with the process, however it ends."""
+    """Hold a run folder for this process. The lock goes with the process, however it ends; a folder
+    that was made for it and got nothing else goes too."""
     folder.root.mkdir(parents=True, exist_ok=True)
     with folder.lock.open("a+") as file:
         try:
@@ -153,7 +154,12 @@ def run_lock(folder: RunFolder) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            if list(folder.root.iterdir()) == [folder.lock]:
+                folder.lock.unlink()
+                folder.root.rmdir()
 
 
 def _refuse_missing_gpus(config: RunConfig, gpus: int) -> None:

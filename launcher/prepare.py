@@ -27,6 +27,7 @@ from launcher.preflight import (
     usable_cores,
 )
 from tasks.loading import load_task
+from tasks.reward import BadReward
 from tasks.types import Task
 from toolcall.errors import BadTool
 
@@ -99,14 +100,11 @@ def existing_folder(path: Path) -> RunFolder:
 
 
 def read_task(loaded: LoadedConfig) -> Task:
-    """The config's task, with a training row at least. Raises PreflightError."""
+    """The config's task. Raises PreflightError."""
     try:
-        task = load_task(loaded.config.task, loaded.config_dir, loaded.config.seed)
-    except (BadTool, ValueError, OSError) as error:
+        return load_task(loaded.config.task, loaded.config_dir, loaded.config.seed)
+    except (BadTool, BadReward, ValueError, OSError) as error:
         raise PreflightError(f"the task cannot be loaded: {error}") from error
-    if not len(task.train):
-        raise PreflightError(f"task {task.name!r} has no training rows; give it data or lower task.held_out")
-    return task
 
 
 def plan(config: RunConfig) -> Resources:

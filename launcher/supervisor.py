@@ -194,7 +194,7 @@ class Supervisor:
         ready = unit.kind == "buffer" or all(
             spec.name in heard
             and heard[spec.name].state != "starting"
-            and self._answered - heard[spec.name].seconds_since_heard >= unit.started
+            and self._answered - heard[spec.name].seconds_since_heard > unit.started
             for spec in unit.specs
         )
         if ready:

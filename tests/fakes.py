@@ -16,8 +16,12 @@ from buffer.messages import (
     PutAck,
     PutTrajectory,
     ReturnLeases,
+    RoleStatus,
+    StatusReply,
     Trajectory,
 )
+from configs.roles import RoleSpec
+from launcher.interfaces import Poll, Running
 
 # --- actors.engine.Engine ---------------------------------------------------------------------------
 
@@ -102,3 +106,75 @@ class FakeWeights:
 
     def take_metrics(self) -> dict[str, float]:
         return {}
+
+
+# --- launcher.interfaces.Roles and Buffer -------------------------------------------------------------
+
+
+class FakeRoles:
+    """Processes that run until a test ends them. `ends` holds how each handle has ended."""
+
+    def __init__(self) -> None:
+        self.started: list[RoleSpec] = []
+        self.killed: list[str] = []  # names, in order
+        self.ends: dict[int, Poll] = {}  # by handle
+        self._rendezvous = 0
+
+    def start(self, spec: RoleSpec) -> int:
+        self.started.append(spec)
+        return len(self.started) - 1
+
+    def poll(self, handle: int) -> Poll:
+        return self.ends.get(handle, Running())
+
+    def kill(self, handle: int) -> None:
+        self.killed.append(self.started[handle].name)
+
+    def rendezvous(self) -> str:
+        self._rendezvous += 1
+        return f"127.0.0.1:{9000 + self._rendezvous}"
+
+    def end(self, name: str, how: Poll) -> None:
+        """End the newest process of the role."""
+        self.ends[max(i for i, spec in enumerate(self.started) if spec.name == name)] = how
+
+    def starts(self, name: str) -> int:
+        return sum(spec.name == name for spec in self.started)
+
+
+class FakeStatusBuffer:
+    """Answers with the roles that the test says have been heard; `silent` answers nothing."""
+
+    def __init__(self) -> None:
+        self.heard: dict[str, float] = {}  # role name → seconds since heard
+        self.step = 0
+        self.finished = False
+        self.balanced = True
+        self.silent = False
+        self.reports: tuple[tuple[int, str, str, float, dict[str, float]], ...] = ()
+        self.drained: list[str] = []
+        self.asked_since: list[int] = []
+
+    def status(self, since: int) -> StatusReply | None:
+        self.asked_since.append(since)
+        if self.silent:
+            return None
+        roles = tuple(
+            RoleStatus(name.split("-")[0], name, "running", 0, 0, seconds) for name, seconds in self.heard.items()
+        )
+        reports = tuple(report for report in self.reports if report[0] > since)
+        ledger = {"leased": 4, "trained": 3, "running": 1}
+        return StatusReply("run", 0, self.step, roles, ledger, self.balanced, reports, self.finished)
+
+    def drain(self, actors: Sequence[str]) -> None:
+        self.drained += actors
+
+
+class FakeClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now

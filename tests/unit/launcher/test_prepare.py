@@ -1,0 +1,83 @@
+"""From a config to a run folder and to what each role is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_config
+from configs.run_folder import RunFolder
+from launcher import prepare
+from launcher.preflight import PreflightError
+from launcher.prepare import existing_folder, new_folder, prepare_run, read_task
+
+
+@pytest.fixture
+def loaded(monkeypatch, tmp_path):
+    """The CPU recipe on a machine whose model is prepared already."""
+    monkeypatch.setattr(prepare, "prepare_model", lambda name: tmp_path / "model")
+    monkeypatch.setattr(prepare, "find_gpus", lambda: 0)
+    return load_config(
+        None, ["--actors", "2", "--learners", "2", "--launch.runs_dir", str(tmp_path / "runs")]
+    )
+
+
+def test_a_new_folder_is_named_by_task_and_time_or_as_asked(loaded, tmp_path):
+    folder = new_folder(loaded.config, now=0.0)
+    assert folder.root.parent == tmp_path / "runs" and folder.root.name.startswith("calculator-")
+    named = load_config(None, ["--name", "mine", "--task.data", "a/questions.jsonl"]).config
+    assert new_folder(named).root == Path("runs/mine")
+    by_data = load_config(None, ["--task.data", "a/questions.jsonl"]).config
+    assert new_folder(by_data).root.name.startswith("questions-")
+
+
+def test_a_folder_with_a_run_in_it_is_refused_with_both_mends(tmp_path):
+    config = load_config(None, ["--name", "x", "--launch.runs_dir", str(tmp_path)]).config
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "config.toml").touch()
+    with pytest.raises(PreflightError, match=r"a run in .*x already; .*--resume .*x, or give another --name"):
+        new_folder(config)
+
+
+def test_only_a_run_folder_can_be_resumed(tmp_path):
+    with pytest.raises(PreflightError, match="is no run folder"):
+        existing_folder(tmp_path)
+
+
+def test_the_folder_says_what_the_run_is_and_a_resumed_run_keeps_its_id(loaded, tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "x")
+    run = prepare_run(loaded, folder)
+    assert load_config(folder.config).config == loaded.config
+    assert load_config(folder.config).config_dir == loaded.config_dir
+    assert folder.endpoint.read_text().strip() == run.endpoint
+    assert json.loads(folder.run_info.read_text())["run_id"] == run.run_id
+    again = prepare_run(load_config(folder.config, ["--steps", "500"]), existing_folder(folder.root))
+    assert again.run_id == run.run_id and again.keys == run.keys
+    assert load_config(folder.config).config.learner.steps == 500
+
+
+def test_each_role_is_told_who_it_is(loaded, tmp_path):
+    specs = prepare_run(loaded, RunFolder(tmp_path / "runs" / "x")).specs()
+    assert [spec.name for spec in specs] == ["buffer", "actor-0", "actor-1", "learner-0", "learner-1"]
+    assert [(spec.rank, spec.world) for spec in specs] == [(0, 1), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert len({spec.buffer_endpoint for spec in specs}) == 1
+    assert all(spec.num_prompts > 0 and spec.run_dir.is_absolute() for spec in specs)
+
+
+def test_a_task_that_cannot_be_loaded_is_one_sentence(tmp_path):
+    (tmp_path / "a.toml").write_text('[task]\nname = "calculater"\n')
+    with pytest.raises(PreflightError, match="the task cannot be loaded: .*calculater"):
+        read_task(load_config(tmp_path / "a.toml"))
+    (tmp_path / "a.toml").write_text('[task]\ndata = "none.jsonl"\nrewards = ["tasks.rules:exact_match"]\n')
+    with pytest.raises(PreflightError, match=r"the task cannot be loaded: .*none\.jsonl"):
+        read_task(load_config(tmp_path / "a.toml"))
+
+
+def test_nothing_is_written_when_a_check_fails(monkeypatch, loaded, tmp_path):
+    def refuse(name):
+        raise PreflightError("model folder has no chat template")
+
+    monkeypatch.setattr(prepare, "prepare_model", refuse)
+    with pytest.raises(PreflightError):
+        prepare_run(loaded, RunFolder(tmp_path / "runs" / "x"))
+    assert not (tmp_path / "runs").exists()
