@@ -1,0 +1,298 @@
+"""The actor's end: joins the publisher, obeys its transfers, and swaps weights into the running engine.
+
+Invariants: the engine serves whole versions only; a failed transfer leaves the old one in place; an
+engine that cannot be trusted any more (`EngineBroken`) ends the actor instead of serving. Owned by
+`actors.actor` as the task `run()`. The engine is behind `UpdatableEngine`; `weightsync.vllm_engine` has
+the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import zmq
+import zmq.asyncio
+
+from configs.run_folder import CurveKeys
+from metrics import names
+from metrics.record import Recorder
+from weightsync.curve import secure_client
+from weightsync.wire import (
+    Abort,
+    Alive,
+    Begin,
+    Commit,
+    Dropped,
+    Failed,
+    GroupSpec,
+    Join,
+    Leave,
+    Loaded,
+    Message,
+    Refused,
+    Welcome,
+    decode,
+    encode,
+)
+
+ALIVE_EVERY_S = 1.0
+STAGED_POLL_S = 0.02  # between looks at the staging once all bytes were sent
+LEAVE_LINGER_MS = 200  # for the Leave to get out
+
+log = logging.getLogger(__name__)
+
+
+class TransferFailed(RuntimeError):
+    """This transfer is lost; the engine serves the weights it had."""
+
+
+class EngineBroken(RuntimeError):
+    """The engine may hold half-loaded weights or does not answer: the actor must end."""
+
+
+class SyncRefused(RuntimeError):
+    """The publisher will never accept this receiver; the text says what to change."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the engine's workers hold of the current transfer."""
+
+    done: bool
+    checksums: tuple[int, ...] = ()  # one per worker, once done
+    error: str | None = None  # the transfer is lost
+
+
+class UpdatableEngine(Protocol):
+    """An engine whose weights can be replaced while requests are in flight.
+
+    Order of calls: `begin`, `staged` until done, then `swap` or `abort`. Only `swap` disturbs generation.
+    Every verb raises `EngineBroken` when the engine cannot serve any more.
+    """
+
+    async def devices(self) -> tuple[str, ...]:
+        """Of its workers in rank order, as `weightsync.transport.device_name` tells them apart."""
+        ...
+
+    async def begin(self, group: GroupSpec, layout: Welcome) -> None:
+        """Start to receive in the background; worker i takes rank `group.rank + i`."""
+        ...
+
+    async def staged(self) -> Staged: ...
+
+    async def swap(self, version: int, *, clear_cache: bool) -> float:
+        """Load what is staged and label it `version`; requests in flight go on. Returns seconds paused.
+
+        `clear_cache`: forget all KV, so that requests in flight prefill again under the new weights.
+        """
+        ...
+
+    async def abort(self) -> None:
+        """Let go of the transfer and discard what is staged. Harmless when there is none."""
+        ...
+
+
+class Receiver:
+    def __init__(
+        self,
+        engine: UpdatableEngine,
+        keys: CurveKeys,
+        name: str,
+        timeout_s: float,
+        kv_cache: Literal["keep", "recompute"],
+        *,
+        endpoint: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`timeout_s`: of one transfer. `endpoint`: the publisher's, here or by `set_endpoint`."""
+        self.version = 0  # of the weights that the engine serves
+        self._engine = engine
+        self._keys = keys
+        self._name = name
+        self._timeout_s = timeout_s
+        self._kv_cache = kv_cache
+        self._clock = clock
+        self._source = ""  # the publisher run that `version` came from
+        self._endpoint: str | None = None
+        self._endpoint_changed = asyncio.Event()
+        self._layout: Welcome | None = None  # set once the publisher has welcomed us
+        self._transfer: asyncio.Task[None] | None = None
+        self._begun: int | None = None  # number of the running transfer
+        self._commit: asyncio.Future[Commit] | None = None
+        self._swapping = False
+        self._loaded = asyncio.Condition()
+        self._metrics = Recorder(clock=clock)
+        if endpoint is not None:
+            self.set_endpoint(endpoint)
+
+    # --- the actor's side --------------------------------------------------------------------------
+
+    def set_endpoint(self, endpoint: str) -> None:
+        """Where the publisher is now (after a restart of the learner); the same one again changes nothing."""
+        if endpoint != self._endpoint:
+            self._endpoint = endpoint
+            self._endpoint_changed.set()
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Give this with every new prompt (vLLM's `cache_salt`).
+
+        With kv_cache = "keep" it keeps new requests off prefix blocks of older weights; else None.
+        """
+        return str(self.version) if self._kv_cache == "keep" else None
+
+    async def wait_for_version(self, version: int, timeout_s: float) -> None:
+        """Until the engine serves `version` or a newer one. Raises TimeoutError."""
+        try:
+            async with asyncio.timeout(timeout_s), self._loaded:
+                await self._loaded.wait_for(lambda: self.version >= version)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self._name} serves weight version {self.version}; {version} did not come "
+                f"within {timeout_s:g} s"
+            ) from None
+
+    def take_metrics(self) -> dict[str, float]:
+        """Since the last call: seconds paused for new weights, and the last transfer's seconds."""
+        return self._metrics.take()
+
+    async def run(self) -> None:
+        """For ever. Raises `EngineBroken` or `SyncRefused`; cancelling it leaves the publisher."""
+        devices = await self._engine.devices()
+        context = zmq.asyncio.Context()
+        try:
+            while True:
+                await self._endpoint_changed.wait()
+                self._endpoint_changed.clear()
+                await self._follow(context, devices)
+        finally:
+            context.destroy(linger=0)
+
+    # --- one publisher -----------------------------------------------------------------------------
+
+    async def _follow(self, context: zmq.asyncio.Context, devices: tuple[str, ...]) -> None:
+        """Serve this endpoint until another one is set."""
+        socket = context.socket(zmq.DEALER)
+        secure_client(socket, self._keys)
+        # The address survives a reconnect, but not a restart of the actor.
+        socket.routing_id = f"{self._name}/{secrets.token_hex(4)}".encode()
+        socket.sndhwm = 100  # to a dead publisher; what does not fit is not worth sending later
+        assert self._endpoint is not None
+        socket.connect(self._endpoint)
+        self._layout = None
+        try:
+            while not self._endpoint_changed.is_set():
+                join = Join(self._name, devices, self._source, self.version)
+                await _send(socket, Alive() if self._layout else join)
+                if await socket.poll(int(ALIVE_EVERY_S * 1000)):
+                    await self._obey(decode(await socket.recv()), socket)
+                if self._transfer is not None and self._transfer.done():
+                    self._transfer.result()  # raises what ends the actor
+        finally:
+            await self._let_go()
+            await _send(socket, Leave())
+            socket.close(linger=LEAVE_LINGER_MS)
+
+    async def _obey(self, message: Message, socket: zmq.asyncio.Socket) -> None:
+        match message:
+            case Welcome():
+                self._layout = message
+            case Begin() if self._layout is not None:
+                await self._let_go()
+                self._begun = message.transfer
+                self._transfer = asyncio.create_task(self._take(message, self._layout, socket))
+            case Commit(transfer=number) if number == self._begun and self._commit is not None:
+                self._commit.set_result(message)
+            case Abort(transfer=number, reason=reason):
+                if number == self._begun:
+                    await self._let_go()
+                await _send(socket, Failed(number, f"aborted: {reason}"))
+            case Dropped(reason=reason):
+                log.warning("%s was dropped by the weight publisher: %s", self._name, reason)
+                await self._let_go()
+                self._layout = None
+                await asyncio.sleep(ALIVE_EVERY_S)  # not to hammer a publisher that keeps dropping us
+            case Refused(reason=reason):
+                raise SyncRefused(reason)
+
+    async def _let_go(self) -> None:
+        """End the running transfer, if any: a swap is waited for, anything else is undone."""
+        task, self._transfer = self._transfer, None
+        self._begun = None
+        if task is None:
+            return
+        if not self._swapping and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+            await self._engine.abort()
+        else:
+            await task
+
+    # --- one transfer ------------------------------------------------------------------------------
+
+    async def _take(self, begin: Begin, layout: Welcome, socket: zmq.asyncio.Socket) -> None:
+        started = self._clock()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                commit = await self._stage(begin, layout)
+        except (TransferFailed, TimeoutError) as error:
+            await self._engine.abort()
+            reason = str(error) or f"not received within {self._timeout_s:g} s"
+            log.warning("%s: weight transfer %d failed: %s", self._name, begin.transfer, reason)
+            await _send(socket, Failed(begin.transfer, reason))
+            return
+        self._metrics.set(names.SYNC_TRANSFER_S, self._clock() - started)
+        pause_s = await self._swap(commit, layout.source)
+        await _send(socket, Loaded(begin.transfer, commit.version, pause_s))
+
+    async def _stage(self, begin: Begin, layout: Welcome) -> Commit:
+        """Until all bytes are here and are those that were sent."""
+        sent = self._commit = asyncio.get_running_loop().create_future()
+        await self._engine.begin(begin.group, layout)
+        commit = await self._until_sent(sent)
+        staged = await self._engine.staged()
+        while not staged.done:
+            if staged.error is not None:
+                raise TransferFailed(staged.error)
+            await asyncio.sleep(STAGED_POLL_S)
+            staged = await self._engine.staged()
+        if any(checksum != commit.checksum for checksum in staged.checksums):
+            raise TransferFailed(f"the bytes of version {commit.version} arrived damaged (checksum)")
+        return commit
+
+    async def _until_sent(self, sent: asyncio.Future[Commit]) -> Commit:
+        """The publisher's Commit; a look at the staging now and then finds a sender that died."""
+        while True:
+            try:
+                return await asyncio.wait_for(asyncio.shield(sent), ALIVE_EVERY_S)
+            except TimeoutError:
+                staged = await self._engine.staged()
+                if staged.error is not None:
+                    raise TransferFailed(staged.error) from None
+
+    async def _swap(self, commit: Commit, source: str) -> float:
+        self._swapping = True
+        try:
+            pause_s = await self._engine.swap(commit.version, clear_cache=self._kv_cache == "recompute")
+        finally:
+            self._swapping = False
+        self._metrics.add(names.ACTOR_PAUSED_S, pause_s)
+        async with self._loaded:
+            self.version = commit.version
+            self._source = source
+            self._loaded.notify_all()
+        return pause_s
+
+
+async def _send(socket: zmq.asyncio.Socket, message: Message) -> None:
+    try:
+        await socket.send(encode(message), zmq.NOBLOCK)
+    except zmq.Again:
+        # Only a publisher that has been away for long fills the queue; it forgets us and we join again.
+        log.debug("dropped %s: the publisher takes no messages", type(message).__name__)

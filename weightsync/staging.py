@@ -1,0 +1,112 @@
+"""The engine's end of a transfer: a thread receives into a host buffer while generation goes on.
+
+Invariant: the model is not touched here; what is staged is either complete or not handed out. A transfer
+that was let go is forgotten with its thread and buffer, which a late byte can then no longer harm.
+Used by `weightsync.worker` inside vLLM's worker process; needs no vLLM itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import torch
+
+from weightsync import transport
+from weightsync.version import Manifest, host_buffer
+from weightsync.wire import GroupSpec
+
+log = logging.getLogger(__name__)
+
+
+class _Reception:
+    """One transfer's thread and its result."""
+
+    def __init__(self, manifest: Manifest, flat: torch.Tensor) -> None:
+        self.manifest = manifest
+        self.flat = flat
+        self.checksum: int | None = None
+        self.error: str | None = None
+        self.ended = threading.Event()
+
+
+class Staging:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._current: _Reception | None = None
+        self._spare: torch.Tensor | None = None  # the buffer of the last transfer, for the next
+        self._lock = threading.Lock()
+        self._group: tuple[str, transport.Group] | None = None  # open, between two transfers
+
+    def begin(self, group: GroupSpec, manifest: Manifest, bucket_bytes: int) -> None:
+        """Start to receive. A transfer still running is discarded."""
+        self.discard()
+        flat, self._spare = self._spare, None
+        if flat is None or flat.numel() != manifest.nbytes:
+            flat = host_buffer(manifest.nbytes)
+        self._current = _Reception(manifest, flat)
+        threading.Thread(
+            target=self._receive,
+            args=(self._current, group, bucket_bytes),
+            name=f"weightsync-{group.name}",
+            daemon=True,
+        ).start()
+
+    def status(self) -> tuple[bool, int, str]:
+        """(complete, checksum of the received bytes, error or "")."""
+        current = self._current
+        if current is None:
+            return False, 0, "no transfer is running"
+        if not current.ended.is_set():
+            return False, 0, ""
+        return current.error is None, current.checksum or 0, current.error or ""
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and tensors, views of the buffer: valid until the next `begin`. Raises RuntimeError if
+        the transfer is not complete."""
+        complete, _, error = self.status()
+        if not complete or self._current is None:
+            raise RuntimeError(f"the staged weights are not complete: {error or 'bytes are still coming'}")
+        return self._current.manifest.views(self._current.flat)
+
+    def discard(self) -> None:
+        """Forget the current transfer. Its buffer is used again only if no thread can write to it."""
+        current, self._current = self._current, None
+        if current is not None and current.ended.is_set():
+            self._spare = current.flat
+
+    def close(self) -> None:
+        self.discard()
+        with self._lock:
+            group, self._group = self._group, None
+        if group is not None:
+            group[1].close()
+
+    def _receive(self, reception: _Reception, spec: GroupSpec, bucket_bytes: int) -> None:
+        group: transport.Group | None = None
+        try:
+            group = self._open(spec)
+            reception.checksum = transport.receive(group, reception.flat, bucket_bytes)
+        except BaseException as error:  # noqa: BLE001 - read by `status`; the receiver reports it
+            log.warning("weight transfer failed: %s", error)
+            reception.error = f"{type(error).__name__}: {error}"
+        reception.ended.set()
+        self._put_back(spec.name, group, healthy=reception.error is None)
+
+    def _open(self, spec: GroupSpec) -> transport.Group:
+        with self._lock:
+            held, self._group = self._group, None
+        if held is not None:
+            if held[0] == spec.name:
+                return held[1]
+            held[1].close()
+        return transport.open_group(spec, self._device)
+
+    def _put_back(self, name: str, group: transport.Group | None, *, healthy: bool) -> None:
+        """Keep the group for the next transfer; a broken one closes here, where waiting hurts nobody."""
+        with self._lock:
+            if group is not None and healthy and self._group is None:
+                self._group = (name, group)
+                return
+        if group is not None:
+            group.close()

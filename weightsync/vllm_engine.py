@@ -1,0 +1,84 @@
+"""vLLM's AsyncLLM as an `UpdatableEngine`. Used by composition: `Receiver(VllmWeights(llm), ...)`.
+
+Invariant: generation pauses only inside `swap`, and resumes only with whole weights under the right
+version label. vLLM must run with `weightsync.worker`'s BACKEND and EXTENSION.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from weightsync.receiver import EngineBroken, Staged, TransferFailed
+from weightsync.wire import GroupSpec, Welcome
+
+ENGINE_TIMEOUT_S = 120.0  # of one call; it waits for the engine's current step, at worst a long prefill
+
+Result = TypeVar("Result")
+
+
+class VllmWeights:
+    def __init__(self, llm: Any) -> None:
+        """`llm`: a started `vllm.v1.engine.async_llm.AsyncLLM`."""
+        self._llm = llm
+
+    async def devices(self) -> tuple[str, ...]:
+        return tuple(await _answer(self._llm.collective_rpc("weight_device")))
+
+    async def begin(self, group: GroupSpec, layout: Welcome) -> None:
+        from vllm.distributed.weight_transfer.base import (
+            WeightTransferInitRequest,
+            WeightTransferUpdateRequest,
+        )
+
+        names, dtypes, shapes = zip(*layout.tensors, strict=True)
+        update = {"names": list(names), "dtypes": list(dtypes), "shapes": [list(shape) for shape in shapes]}
+        init = {**vars(group), "bucket_bytes": layout.bucket_bytes}
+        try:
+            await _answer(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init)))
+            await _answer(self._llm.start_weight_update())
+            await _answer(self._llm.update_weights(WeightTransferUpdateRequest(update)))
+        except EngineBroken:
+            raise
+        except Exception as error:
+            raise TransferFailed(f"the engine refused the transfer: {error}") from error
+
+    async def staged(self) -> Staged:
+        workers = await _answer(self._llm.collective_rpc("staged_weights"))
+        errors = [error for _, _, error in workers if error]
+        return Staged(
+            done=all(complete for complete, _, _ in workers),
+            checksums=tuple(checksum for _, checksum, _ in workers),
+            error=errors[0] if errors else None,
+        )
+
+    async def swap(self, version: int, *, clear_cache: bool) -> float:
+        """Raises EngineBroken if loading failed; the engine then stays paused, so that it serves nothing."""
+        started = time.perf_counter()
+        try:
+            await _answer(self._llm.pause_generation(mode="keep", clear_cache=clear_cache))
+            await _answer(self._llm.finish_weight_update(weight_version=str(version)))
+            await _answer(self._llm.resume_generation())
+        except EngineBroken:
+            raise
+        except Exception as error:
+            raise EngineBroken(f"loading weight version {version} failed half way: {error}") from error
+        return time.perf_counter() - started
+
+    async def abort(self) -> None:
+        await _answer(self._llm.collective_rpc("abort_weight_update"))
+
+
+async def _answer(call: Awaitable[Result]) -> Result:
+    """The engine's answer in time. Raises EngineBroken if it does not come or the engine is dead."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT_S):
+            return await call
+    except EngineDeadError as error:
+        raise EngineBroken(f"vLLM's engine process ended: {error}") from error
+    except TimeoutError as error:
+        raise EngineBroken(f"vLLM's engine did not answer within {ENGINE_TIMEOUT_S:g} s") from error
