@@ -58,6 +58,7 @@ async def _main(spec: RoleSpec) -> None:
     receiver = Receiver(
         VllmWeights(engine.llm), keys, spec.name, config.weightsync.timeout_s, config.weightsync.kv_cache
     )
+    engine.cache_salt = lambda: receiver.cache_salt
     rollouts = Rollouts(
         task=task,
         limits=config.task,
