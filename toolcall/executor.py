@@ -27,7 +27,7 @@ from toolcall.types import CallSpan, Outcome, ParsedTurn, ParseFailure, ToolCall
 DEFAULT_MAX_OUTPUT_CHARS = 4000
 BACKOFF_S = 0.2  # before the first retry; doubles, with jitter, up to the next
 MAX_BACKOFF_S = 5.0
-UNNAMED = "unknown"  # the name of a call too broken to show one
+UNNAMED = "unknown"  # the name of a call too broken to show one; counts calls of invented names too
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Executor:
         if cached:  # another call's run: this one took only its wait
             answer = replace(answer, started=queued, ended=self._clock())
         span = CallSpan(call.id, name, answer.outcome, queued, answer.started, answer.ended, cached)
-        self._counter.add(span)
+        self._counter.add(name if name in self._tools else UNNAMED, span)
         return ToolResult(call.id, name, answer.outcome, answer.text, span)
 
     async def _invoke(self, tool: Tool, call: ToolCall, context: ToolContext) -> tuple[_Answer, bool]:

@@ -33,7 +33,7 @@ def to_text(value: Any) -> str:
         raise ToolError(f"the tool returned {_kind(value)}, which cannot be shown as text")
     try:
         return to_text(json.dumps(value, ensure_ascii=False, default=_refuse))
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ToolError(f"the tool's {_kind(value)} cannot be shown as JSON ({error})") from error
 
 

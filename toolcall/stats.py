@@ -33,8 +33,9 @@ class CallCounter:
         self.by_tool: dict[str, ToolStats] = {}
         self._window: Counter[str] = Counter()
 
-    def add(self, span: CallSpan) -> None:
-        tool = self.by_tool.setdefault(span.name, ToolStats())
+    def add(self, name: str, span: CallSpan) -> None:
+        """Count one call under `name`, which must come from a bounded set: models invent tool names."""
+        tool = self.by_tool.setdefault(name, ToolStats())
         seconds = span.ended - span.started
         tool.calls += 1
         tool.cached += span.cached

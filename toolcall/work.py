@@ -86,7 +86,7 @@ def _start_thread(fn: Callable[[], Any]) -> Work:
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
         else:  # would end the event loop or confuse the future
-            future.set_exception(RuntimeError(f"raised {type(error).__name__}: {error}"))
+            future.set_exception(RuntimeError(f"raised {type(error).__name__}: {error}".removesuffix(": ")))
 
     def target() -> None:
         value, error = None, None

@@ -74,14 +74,15 @@ def _read_call(text: str, start: int, truncated: bool) -> tuple[tuple[str, dict[
     except BrokenJson as error:
         raise _NotACall(_where_it_broke(text, start, error, truncated)) from None
     closed = _CLOSE_NEXT.match(text, end)
-    if closed is None and text[end:].strip():
-        broken = BrokenJson(
-            f"{CLOSE} should come after the JSON", end + len(text[end:]) - len(text[end:].lstrip())
-        )
-        raise _NotACall(_where_it_broke(text, start, broken, truncated))
-    if closed is None and truncated:
+    if closed is not None:
+        return _name_and_arguments(value), closed.end()
+    rest = text[end:].strip()
+    if truncated and CLOSE.startswith(rest):
         raise _NotACall(f"the call was cut off by the token limit before {CLOSE}, so it did not run")
-    return _name_and_arguments(value), closed.end() if closed else len(text)
+    if rest:
+        broken = BrokenJson(f"{CLOSE} should come after the JSON", text.index(rest, end))
+        raise _NotACall(_where_it_broke(text, start, broken, truncated))
+    return _name_and_arguments(value), len(text)
 
 
 def _where_it_broke(text: str, start: int, error: BrokenJson, truncated: bool) -> str:
