@@ -149,16 +149,17 @@ def print_table(result: dict) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m actors.evaluator", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m actors.evaluator", description="Any config key is an option, e.g. --eval.prompts 512."
+    )
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True, help="a prepared model folder")
     parser.add_argument("--out", type=Path, required=True, help="JSON with the measures and every sample")
     parser.add_argument("--label", default="", help="kept in the result, e.g. before or after")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("overrides", nargs="*", help="dotted config keys, e.g. --eval.prompts 512")
     options, overrides = parser.parse_known_args(arguments)
-    loaded = load_config(options.config, [*options.overrides, *overrides])
+    loaded = load_config(options.config, overrides)
     started = time.monotonic()
     result = asyncio.run(
         run(loaded.config, loaded.config_dir, options.model, options.device, options.threads)
