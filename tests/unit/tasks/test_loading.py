@@ -1,0 +1,262 @@
+"""From a `[task]` section to a task, and what is wrong with one that leads to none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import TaskConfig
+from tasks import Task, load_task, score
+from tasks.data import BadData, PlacedRow, PromptTemplate, read_rows, split
+from tasks.loading import BadTask
+from tasks.reward import BadReward
+from tests.unit.tasks.support import episode
+from toolcall import BadTool
+from toolcall.importing import BadReference
+
+MODULE = '''
+from dataclasses import replace
+
+from tasks import load_task, reward
+from tasks.calculator import calculator_task
+from toolcall import tool
+
+ROWS = [{"question": f"q{n}", "answer": str(n)} for n in range(30)]
+
+
+def rows():
+    yield from ROWS
+
+
+@tool(timeout=10)
+async def search(query: str, top_k: int = 3) -> str:
+    """Search the catalogue."""
+    return query
+
+
+@tool
+async def move(x: int, y: int) -> str:
+    """Move."""
+    return f"{x} {y}"
+
+
+@reward(weight=2.0)
+async def says_it(trajectory, answer: str) -> float:
+    return float(answer in trajectory.text)
+
+
+@reward
+def misspelt(trajectory, anwser: str) -> float:
+    return 0.0
+
+
+def plain(trajectory) -> float:
+    return 0.0
+
+
+def my_task(seed, size=3):
+    return replace(calculator_task(seed, train_size=size), name="mine")
+
+
+def no_task():
+    return 3
+
+
+def no_rewards():
+    return replace(calculator_task(0), rewards=())
+
+
+def twice():
+    task = calculator_task(0)
+    return replace(task, rewards=(*task.rewards, task.rewards[0]))
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "task_of_mine.py").write_text(MODULE)
+    rows = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(200)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    yield tmp_path
+    sys.modules.pop("task_of_mine", None)
+
+
+def data_config(**changes) -> TaskConfig:
+    fields = {
+        "data": "questions.jsonl",
+        "tools": ["task_of_mine:search"],
+        "rewards": ["task_of_mine:says_it"],
+        "system": "Use search.",
+        "prompt": "{question} Write {{question}} or {}.",
+    }
+    return TaskConfig(**(fields | changes))
+
+
+def rows_of(folder, name, content, **options) -> list[PlacedRow]:
+    path = folder / name
+    path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content, **options)
+    return read_rows(name, folder)
+
+
+# --- data tasks -----------------------------------------------------------------------------------------
+
+
+def test_a_data_task_has_prompts_tools_and_rewards(folder):
+    task = load_task(data_config(), folder, seed=0)
+    assert task.name == "questions" and [tool.name for tool in task.tools] == ["search"]
+    assert task.make_messages({"question": "Who {is} it?"}) == [
+        {"role": "system", "content": "Use search."},
+        {"role": "user", "content": "Who {is} it? Write {question} or {}."},
+    ]
+    assert len(task.train) + len(task.held_out) == 200 and 5 < len(task.held_out) < 40
+    assert not task.tools_in_prompt and not task.parser.inline
+
+
+def test_success_of_a_data_task_is_its_first_reward_at_1(folder):
+    task = load_task(data_config(), folder, seed=0)
+    for text, succeeded in (("It is 84", True), ("It is 7", False)):
+        made = episode(text)
+        assert asyncio.run(score(task.rewards, made)).reward == 2.0 * succeeded
+        assert task.success(made) is succeeded
+
+
+def test_the_split_does_not_depend_on_seed_order_or_other_rows(folder):
+    first = load_task(data_config(), folder, seed=0)
+    lines = (folder / "questions.jsonl").read_text().splitlines()
+    (folder / "questions.jsonl").write_text("\n".join(reversed(lines[:150])))
+    second = load_task(data_config(), folder, seed=7)
+    held = {row["question"] for row in first.held_out}
+    assert {row["question"] for row in second.held_out} <= held
+    assert not held & {row["question"] for row in second.train}
+
+
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=60), st.floats(0, 1))
+def test_equal_prompts_are_never_on_both_sides(values, fraction):
+    placed = [PlacedRow({"q": value, "id": number}, "") for number, value in enumerate(values)]
+    try:
+        train, held = split(placed, fraction, lambda row: str(row["q"]))
+    except BadData:
+        return
+    assert len(train) + len(held) == len(values) and train
+    assert not {row["q"] for row in train} & {row["q"] for row in held}
+    if fraction > 0 and len(set(values)) > 1:
+        assert held
+    if fraction == 0:
+        assert not held
+
+
+def test_tags_are_the_tools_names_and_their_one_argument(folder):
+    task = load_task(data_config(parser="tag"), folder, seed=0)
+    (call,) = task.parser.parse("<search>cats</search>").calls
+    assert (call.name, call.arguments) == ("search", {"query": "cats"})
+    assert task.tools_in_prompt
+    with pytest.raises(BadTask, match="'move' needs 2: x, y"):
+        load_task(data_config(parser="tag", tools=["task_of_mine:move"]), folder, seed=0)
+
+
+def test_rows_may_come_from_a_python_iterable(folder):
+    for reference in ("task_of_mine:ROWS", "task_of_mine:rows"):
+        task = load_task(data_config(data=reference), folder, seed=0)
+        assert len(task.train) + len(task.held_out) == 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"data": "nowhere.jsonl"}, BadData, "no file .*nowhere.jsonl"),
+        ({"data": "task_of_mine.py"}, BadData, "not one of .jsonl, .csv, .parquet"),
+        ({"data": "task_of_mine:MISSING"}, BadReference, "has no 'MISSING'"),
+        ({"prompt": "{qestion}"}, BadData, "questions.jsonl line 1: no 'qestion'.*has: question, answer"),
+        ({"system": "{role}"}, BadData, "line 1: no 'role'"),
+        ({"rewards": []}, BadTask, "task.rewards is empty"),
+        ({"rewards": ["task_of_mine:misspelt"]}, BadReward, "line 1: .*'anwser'.*answer, question"),
+        ({"rewards": ["task_of_mine:plain"]}, BadReward, "decorate it with @reward"),
+        ({"rewards": ["task_of_mine:says_it"] * 2}, BadTask, "two rewards called 'says_it'"),
+        ({"tools": ["task_of_mine:plain"]}, BadTool, "decorate it with @tool"),
+        ({"parser": "xml"}, ValueError, "no parser 'xml'"),
+        ({"held_out": 1.0}, BadData, "leaves no training row"),
+    ],
+)
+def test_what_is_wrong_with_a_data_task_is_said(folder, changes, error, says):
+    with pytest.raises(error, match=says):
+        load_task(data_config(**changes), folder, seed=0)
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_byte_order_mark_line_ends_and_empty_lines_are_tolerated(tmp_path, newline):
+    lines = ['{"q": "a\u2028b"}', "", "   ", '{"q": "é"}', ""]
+    rows = rows_of(tmp_path, "d.jsonl", b"\xef\xbb\xbf" + newline.join(lines).encode())
+    assert [r.row["q"] for r in rows] == ["a\u2028b", "é"]
+    assert [r.place for r in rows] == ["d.jsonl line 1", "d.jsonl line 4"]
+    content = b"\xef\xbb\xbf" + newline.join(["q,a", '"x, y",1', "", "z,2"]).encode()
+    assert [r.row for r in rows_of(tmp_path, "d.csv", content)] == [
+        {"q": "x, y", "a": "1"},
+        {"q": "z", "a": "2"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("d.jsonl", '{"q": 1}\n{"q": \n', "d.jsonl line 2: not valid JSON"),
+        ("d.jsonl", '{"q": 1}\n[1]\n', "d.jsonl line 2: a row must be an object .* a list"),
+        ("d.jsonl", "\n\n", "has no rows"),
+        ("d.jsonl", b'{"q": "\xff"}', "byte 7 is not UTF-8"),
+        ("d.csv", "q,a\n1,2\n1,2,3\n", "d.csv line 3: its number of columns"),
+        ("d.csv", "q,a\n1\n", "d.csv line 2: its number of columns"),
+        ("d.csv", 'q\n"open', "not valid CSV"),
+        ("d.csv", "q,a\n", "has no rows"),
+    ],
+)
+def test_broken_files_are_errors_that_name_the_place(tmp_path, name, content, says):
+    with pytest.raises(BadData, match=says):
+        rows_of(tmp_path, name, content)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(BadData, match="pip install pyarrow"):
+        rows_of(tmp_path, "d.parquet", b"PAR1")
+
+
+def test_a_template_fills_fields_once_and_keeps_other_braces():
+    template = PromptTemplate('{a} {b} {"x": 1} {} {{a}} {1}')
+    assert template.fields == ("a", "b")
+    assert template.prompt({"a": "{b}", "b": [1, "é"]}) == '{b} [1, "é"] {"x": 1} {} {a} {1}'
+
+
+# --- shipped and users' own tasks ---------------------------------------------------------------------------
+
+
+def test_a_users_function_makes_a_task(folder):
+    config = TaskConfig(name="task_of_mine:my_task", options={"size": 5})
+    task = load_task(config, folder, seed=3)
+    assert isinstance(task, Task) and (task.name, len(task.train)) == ("mine", 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "says"),
+    [
+        ({"name": "calculater"}, BadTask, "did you mean 'calculator'.*Use one of: calculator"),
+        ({"name": "chess"}, BadTask, "Use one of: calculator"),
+        ({"options": {"sintax": "tag"}}, BadTask, "no 'sintax' .*syntax, shots, train_size"),
+        ({"options": {"syntax": "xml"}}, ValueError, "tag, hermes"),
+        ({"options": {"shots": 99}}, ValueError, "shots = 99"),
+        ({"options": {"train_size": 0}}, ValueError, "train_size = 0"),
+        ({"name": "task_of_mine:no_task"}, BadTask, "returned a int, not a tasks.Task"),
+        ({"name": "task_of_mine:ROWS"}, BadTask, "not a function"),
+        ({"name": "task_of_mine:no_rewards"}, BadTask, "has no rewards"),
+        ({"name": "task_of_mine:twice"}, BadTask, "two rewards called 'correct'"),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_said(folder, fields, error, says):
+    with pytest.raises(error, match=says):
+        load_task(TaskConfig(**fields), folder, seed=0)
