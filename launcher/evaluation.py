@@ -72,7 +72,8 @@ def evaluate(
     if stopped:
         return None
     if process.returncode != 0:
-        raise EvaluationFailed(f"the evaluator ended with exit code {process.returncode}")
+        where = f"; read {log}" if log else ""
+        raise EvaluationFailed(f"the evaluator ended with exit code {process.returncode}{where}")
     return json.loads(what.out.read_text(encoding="utf-8"))
 
 

@@ -172,5 +172,10 @@ def before_after(before: dict[str, Any], after: dict[str, Any]) -> RenderableTyp
     return table
 
 
+def measured(label: str, result: dict[str, Any]) -> str:
+    """One evaluation in one line."""
+    return f"{label:<8} greedy {_interval(result['greedy'])}, sampled {_interval(result['sampled'])}"
+
+
 def _interval(measure: dict[str, Any]) -> str:
     return f"{measure['success']:.1%} ({measure['low']:.1%} – {measure['high']:.1%})"

@@ -24,7 +24,7 @@ from launcher.interfaces import End, Outcome
 from launcher.interrupts import Interrupts
 from launcher.preflight import run_lock
 from launcher.prepare import Run, prepare_run
-from launcher.progress import before_after
+from launcher.progress import before_after, measured
 from launcher.run_view import RunView
 from launcher.supervisor import Supervisor
 from metrics.sinks import open_sinks
@@ -42,12 +42,12 @@ def train(loaded: LoadedConfig, folder: RunFolder, console: Console) -> int:
         with Interrupts() as interrupts:
             before = _measure(run, "before", run.model_path, interrupts, console)
             if interrupts.requested:
-                return _say_stopped(run, "stopped before the first step", console)
+                return say_stopped(run, "stopped before the first step", console)
             outcome = _supervise(run, interrupts, console)
             if outcome.end is End.FAILED:
-                return _say_failed(run, outcome, console)
+                return say_failed(run, outcome, console)
             if outcome.end is End.STOPPED:
-                return _say_stopped(run, outcome.message, console)
+                return say_stopped(run, outcome.message, console)
             after = _measure(run, "after", folder.export, interrupts, console)
         if before and after:
             console.print(before_after(before, after))
@@ -77,11 +77,16 @@ def _measure(
         return None
     if label == "before" and out.exists():
         return json.loads(out.read_text(encoding="utf-8"))
-    console.print(
-        f"measuring success {label} training on {run.config.eval.prompts} held-out prompts", highlight=False
-    )
+    text = f"measuring success {label} training on {run.config.eval.prompts} held-out prompts"
     what = Evaluation(run.folder.config, model, out, label)
-    return evaluate(what, run.resources, interrupts, run.folder.logs / f"eval-{label}.log")
+    log = run.folder.logs / f"eval-{label}.log"
+    if not console.is_terminal:
+        console.print(text, highlight=False)
+    with console.status(text):
+        result = evaluate(what, run.resources, interrupts, log)
+    if result is not None:
+        console.print(measured(label, result), highlight=False)
+    return result
 
 
 def _supervise(run: Run, interrupts: Interrupts, console: Console) -> Outcome:
@@ -122,7 +127,7 @@ def _watch(supervisor: Supervisor, interrupts: Interrupts) -> Outcome:
     return supervisor.outcome
 
 
-def _say_failed(run: Run, outcome: Outcome, console: Console) -> int:
+def say_failed(run: Run, outcome: Outcome, console: Console) -> int:
     """The end of the log in question, then the first cause as the last line."""
     text = f"run failed: {outcome.message}"
     if outcome.role is not None:
@@ -137,7 +142,7 @@ def _say_failed(run: Run, outcome: Outcome, console: Console) -> int:
     return EXIT_FAILED
 
 
-def _say_stopped(run: Run, message: str, console: Console) -> int:
+def say_stopped(run: Run, message: str, console: Console) -> int:
     command = f"python launch.py --resume {run.folder.root}"
     console.print(f"{message}; go on with: {command}", highlight=False, markup=False, soft_wrap=True)
     return EXIT_STOPPED
