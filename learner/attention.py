@@ -94,7 +94,7 @@ def tree_attention(
         )
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise ValueError(
-            f"{type(module).__name__} uses attention soft-capping or sinks, which attention 'sdpa' here does not "
+            f"{type(module).__name__} uses attention soft-capping or sinks, which attention 'sdpa' does not "
             "compute; set learner.attention = 'flash_attention_2' and learner.shared_prefix = false"
         )
     outputs = [_attend(query, key, value, part, scaling, dropout) for part in attention_parts]

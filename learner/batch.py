@@ -171,9 +171,7 @@ def _members(
                     f"trajectory {trajectory.trajectory_id}: its first token is marked as sampled, "
                     "but nothing precedes it that could predict it"
                 )
-            members.append(
-                _Member(trajectory, float(advantage), len(lengths), targets, end=int(targets[-1]))
-            )
+            members.append(_Member(trajectory, float(advantage), len(lengths), targets, end=int(targets[-1])))
             lengths.append(len(targets))
         if members:
             grouped.append(members)
@@ -195,7 +193,9 @@ def _units(grouped: list[list[_Member]], settings: BatchSettings) -> list[_Unit]
         too_few = len(units) + len(waiting) + 1 < settings.world
         if len(unit.members) > 1 and (too_large or too_few):
             half = len(unit.members) // 2
-            waiting += [_unit(part, True, settings.hidden_size) for part in (unit.members[half:], unit.members[:half])]
+            waiting += [
+                _unit(part, True, settings.hidden_size) for part in (unit.members[half:], unit.members[:half])
+            ]
         else:
             units.append(unit)
     return units

@@ -20,7 +20,15 @@ from learner.trainer import Trainer
 
 _STATE = "state.json"
 _TAG = "deepspeed"
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf", "*.pt", "*.pth")
+_WEIGHT_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.gguf",
+    "*.pt",
+    "*.pth",
+)
 
 
 @dataclass(frozen=True)
@@ -80,8 +88,8 @@ def restore(trainer: Trainer, checkpoint: Path) -> Progress:
     then = _Format(state["zero_stage"], state["world"])
     if now.zero_stage != then.zero_stage or (now.zero_stage > 0 and now.world != then.world):
         raise ValueError(
-            f"checkpoint {checkpoint} was written with learner.zero_stage = {then.zero_stage} on {then.world} learners "
-            f"and cannot be read with zero_stage = {now.zero_stage} on {now.world}; resume with the same numbers"
+            f"checkpoint {checkpoint} was written with learner.zero_stage = {then.zero_stage} on {then.world} "
+            f"learners and cannot be read with {now.zero_stage} on {now.world}; resume with the same numbers"
         )
     path, client_state = trainer.engine.load_checkpoint(str(checkpoint), tag=_TAG)
     if path is None:

@@ -55,6 +55,10 @@ def make_engine(
     """Wrap `module` for training: AdamW with float32 master weights, gradient clipping, ZeRO."""
     import deepspeed
 
+    if zero_stage == 0 and dtype == "float32":
+        # DeepSpeed's bare float32 path neither reports the gradient norm nor skips NaN. Stage 1 does both,
+        # computes the same, and the float32 optimizer state is then shared by the ranks.
+        zero_stage = 1
     parameters = [p for p in module.parameters() if p.requires_grad]
     # fused: one pass over memory per update, on CPU as on CUDA; DeepSpeed's own Adam would need compiling.
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)

@@ -64,7 +64,8 @@ class BatchFeed:
             if reply.batch is not None:
                 return reply.batch
         raise TimeoutError(
-            f"no batch for step {step} within learner.timeout_s = {self._timeout_s:.0f} s; look at the actors' logs"
+            f"no batch for step {step} within learner.timeout_s = {self._timeout_s:.0f} s; "
+            "look at the actors' logs"
         )
 
     def _disconnect(self) -> None:

@@ -39,9 +39,7 @@ def main(spec: RoleSpec) -> None:
         stack.callback(heartbeat.close)
         join_group(spec.rank, spec.world, spec.master, spec.device, config.timeout_s)
         stack.callback(dist.destroy_process_group)
-        trainer = Trainer(
-            spec.config, spec.model_path, rank=spec.rank, world=spec.world, device=spec.device
-        )
+        trainer = Trainer(spec.config, spec.model_path, rank=spec.rank, world=spec.world, device=spec.device)
         learner = Learner(spec, trainer, heartbeat, stack)
         learner.run()
 

@@ -166,11 +166,14 @@ class Trainer:
             return 0
         self.skips_in_a_row += 1
         groups = ", ".join(group[0].group_id for group in batch.groups if group)
-        print(f"step {batch.step}: NaN or Inf in the gradients, update skipped; groups {groups}", file=sys.stderr)
+        print(
+            f"step {batch.step}: NaN or Inf in the gradients, update skipped; groups {groups}",
+            file=sys.stderr,
+        )
         if self.skips_in_a_row >= _MAX_SKIPS_IN_A_ROW:
             raise TrainingDiverged(
-                f"{self.skips_in_a_row} updates in a row up to step {batch.step} had NaN or Inf in loss or gradients; "
-                "lower learner.lr or look at the groups named in the learner's log"
+                f"{self.skips_in_a_row} updates in a row up to step {batch.step} had NaN or Inf in loss or "
+                "gradients; lower learner.lr or look at the groups named in the learner's log"
             )
         return 1
 
