@@ -140,7 +140,7 @@ class Coordinator:
             case Alive():
                 return []
             case Leave():
-                return self._drop(member, "left", now) + self._schedule(now)
+                return self._forget(member, "left", now) + self._schedule(now)
             case Loaded():
                 return self._on_loaded(member, message, now)
             case Failed():
@@ -214,15 +214,17 @@ class Coordinator:
         return None
 
     def _drop(self, member: Member, reason: str, now: float) -> list[Action]:
-        """Forget a member; what it took part in goes on without it, or is aborted if bytes still flow."""
-        if self._members.pop(member.address, None) is None:
-            return []
         self._dropped.append(f"{member.name}: {reason}")
-        actions: list[Action] = [Send(member.address, Dropped(reason))]
+        return [Send(member.address, Dropped(reason)), *self._forget(member, reason, now)]
+
+    def _forget(self, member: Member, reason: str, now: float) -> list[Action]:
+        """What the member took part in goes on without it, or is aborted if bytes still flow."""
+        del self._members[member.address]
+        actions: list[Action] = []
         for transfer in list(self._transfers.values()):
             if transfer.members.pop(member.address, None) is not None:
                 if transfer.phase is Phase.SENDING:
-                    actions += self._abort(transfer, f"{member.name} was dropped: {reason}", now)
+                    actions += self._abort(transfer, f"{member.name} is gone: {reason}", now)
                 actions += self._end_if_answered(transfer)
         return actions
 

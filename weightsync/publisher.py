@@ -53,10 +53,10 @@ class Publisher:
         config = spec.config.weightsync
         device = transport.current_device(spec.device)
         bucket_bytes = config.bucket_mb << 20
-        store = transport.serve_store(host, config.timeout_s)
+        self._store = transport.serve_store(host, config.timeout_s)  # lives as long as this object
         self._nbytes = manifest.nbytes
         self._snapshots = SnapshotStore(manifest)
-        self._sender = Sender(store, self._snapshots, device, bucket_bytes, self._on_outcome)
+        self._sender = Sender(self._snapshots, device, bucket_bytes, self._on_outcome)
         self._coordinator = Coordinator(
             Settings(
                 source=f"{spec.run_id}/{secrets.token_hex(4)}",
@@ -65,7 +65,7 @@ class Publisher:
                 backend=config.backend,
                 device=transport.device_name(device),
                 host=host,
-                port=store.port,
+                port=self._store.port,
                 timeout_s=config.timeout_s,
                 silence_s=min(SILENCE_S, config.timeout_s),
             )

@@ -45,14 +45,12 @@ Outcome = Sent | SendFailed | Crashed
 class Sender:
     def __init__(
         self,
-        store: transport.Store,
         snapshots: SnapshotStore,
         device: torch.device,
         bucket_bytes: int,
         report: Callable[[Outcome], None],
     ) -> None:
         """`report` is called once per transfer, from its thread."""
-        self._store = store
         self._snapshots = snapshots
         self._device = device
         self._bucket_bytes = bucket_bytes
@@ -97,7 +95,7 @@ class Sender:
     def _open(self, spec: GroupSpec) -> transport.Group:
         with self._lock:
             group = self._waiting.pop(spec.name, None)
-        return group if group is not None else transport.open_group(spec, self._device, self._store)
+        return group if group is not None else transport.open_group(spec, self._device)
 
     def _put_back(self, name: str, group: transport.Group) -> None:
         with self._lock:

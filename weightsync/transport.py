@@ -67,21 +67,16 @@ def serve_store(host: str, timeout_s: float) -> Store:
     )
 
 
-def open_group(spec: GroupSpec, device: torch.device, store: Store | None = None) -> Group:
-    """Meet the other ranks. `store`: the server's own handle (rank 0); others connect to it.
-
-    Raises RuntimeError when a rank does not come within the timeout.
-    """
+def open_group(spec: GroupSpec, device: torch.device) -> Group:
+    """Meet the other ranks. Raises RuntimeError when one does not come within the timeout."""
     timeout = timedelta(seconds=spec.timeout_s)
-    if store is None:
-        store = _c10d.TCPStore(spec.host, spec.port, timeout=timeout, wait_for_workers=False)
-    prefixed = _c10d.PrefixStore(spec.name, store)
+    # A connection of its own even for rank 0: waiting on a shared one would lock everybody else out.
+    client = _c10d.TCPStore(spec.host, spec.port, timeout=timeout, wait_for_workers=False)
+    store = _c10d.PrefixStore(spec.name, client)
     # A rank that never comes must end the wait here: nccl's own initialisation has no deadline.
-    prefixed.set(f"here/{spec.rank}", "1")
-    prefixed.wait([f"here/{rank}" for rank in range(spec.world)], timeout)
-    if spec.backend == "nccl":
-        return _NcclGroup(prefixed, spec, device)
-    return _GlooGroup(prefixed, spec)
+    store.set(f"here/{spec.rank}", "1")
+    store.wait([f"here/{rank}" for rank in range(spec.world)], timeout)
+    return _NcclGroup(store, spec, device) if spec.backend == "nccl" else _GlooGroup(store, spec)
 
 
 def send(group: Group, flat: torch.Tensor, bucket_bytes: int) -> int:

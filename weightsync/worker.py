@@ -66,8 +66,7 @@ class SlipstreamTransferEngine(WeightTransferEngine[SlipstreamInitInfo, Slipstre
         self._bucket_bytes = 0
         self._broken: str | None = None
         end_with_the_actor(in_engine_core=self.parallel_config.distributed_executor_backend != "mp")
-        if _has_packed_tied_head(model, self.model_config):
-            _silence_tied_head_warning()
+        _silence_needless_warnings(model, tied_head=_has_packed_tied_head(model, self.model_config))
 
     def init_transfer_engine(self, init_info: SlipstreamInitInfo) -> None:
         """Only remember the group: meeting its ranks would block generation, so the thread does it."""
@@ -145,10 +144,14 @@ def _has_packed_tied_head(model: torch.nn.Module, model_config: Any) -> bool:
     )
 
 
-def _silence_tied_head_warning() -> None:
-    """The reload warns of a head without weights at every update, though `finish_weight_update` cures it."""
+def _silence_needless_warnings(model: torch.nn.Module, *, tied_head: bool) -> None:
+    """At every update the reload warns of layers that got no weights. Layers that have none to get (rotary
+    tables) are no news, nor is the tied head, which `finish_weight_update` sees to."""
+    needless = {type(layer).__name__ for layer in model.modules() if not list(layer.parameters())}
+    if tied_head:
+        needless.add(type(model.lm_head).__name__)
     logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-    logger.addFilter(lambda record: "ParallelLMHead" not in record.getMessage())
+    logger.addFilter(lambda record: not (isinstance(record.args, tuple) and set(record.args) & needless))
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

@@ -19,7 +19,11 @@ from weightsync.staging import Staging
 from weightsync.version import Manifest
 from weightsync.wire import GroupSpec, Welcome
 
-METADATA = [("embed.weight", "float32", (64, 16)), ("norm.bias", "bfloat16", (7,)), ("head.weight", "float32", (3, 5))]
+METADATA = [
+    ("embed.weight", "float32", (64, 16)),
+    ("norm.bias", "bfloat16", (7,)),
+    ("head.weight", "float32", (3, 5)),
+]
 WAIT_S = 20.0  # more than any test needs; only a failing test waits for it
 
 
