@@ -194,8 +194,9 @@ class Receiver:
                     await self._obey(decode(await socket.recv()), socket)
                 if self._transfer is not None and self._transfer.done():
                     self._transfer.result()  # raises what ends the actor
-        finally:
             await self._let_go()
+        finally:
+            await self._end_transfer()
             await _send(socket, Leave())
             socket.close(linger=LEAVE_LINGER_MS)
 
@@ -222,17 +223,23 @@ class Receiver:
                 raise SyncRefused(reason)
 
     async def _let_go(self) -> None:
-        """End the running transfer, if any: a swap is waited for, anything else is undone."""
+        """End the running transfer, if any, and leave the engine ready for another."""
+        if await self._end_transfer():
+            await self._engine.abort()
+
+    async def _end_transfer(self) -> bool:
+        """Wait for a swap, cancel anything before it; True if a transfer was cut off."""
         task, self._transfer = self._transfer, None
         self._begun = None
         if task is None:
-            return
-        if not self._swapping and not task.done():
+            return False
+        cut_off = not self._swapping and not task.done()
+        if cut_off:
             task.cancel()
-            await asyncio.wait([task])
-            await self._engine.abort()
-        else:
-            await task
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+        return cut_off
 
     # --- one transfer ------------------------------------------------------------------------------
 

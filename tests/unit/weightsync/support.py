@@ -14,7 +14,7 @@ from configs.roles import RoleSpec
 from configs.run_folder import CurveKeys
 from configs.schema import RunConfig, WeightSyncConfig
 from weightsync.publisher import Publisher
-from weightsync.receiver import EngineBroken, Receiver, Staged
+from weightsync.receiver import EngineBroken, Receiver, Staged, TransferFailed
 from weightsync.staging import Staging
 from weightsync.version import Manifest
 from weightsync.wire import GroupSpec, Welcome
@@ -73,6 +73,7 @@ class StagedEngine:
         self.begun = asyncio.Event()
         self.breaks_in_swap = False
         self.damages = 0  # transfers whose bytes are damaged after they came
+        self.refusals = 0  # calls of `begin` that fail
         self._staging = Staging(torch.device("cpu"))
 
     async def devices(self) -> tuple[str, ...]:
@@ -80,6 +81,9 @@ class StagedEngine:
 
     async def begin(self, group: GroupSpec, layout: Welcome) -> None:
         self.begun.set()
+        if self.refusals:
+            self.refusals -= 1
+            raise TransferFailed("refused")
         self._staging.begin(group, Manifest.of(layout.tensors), layout.bucket_bytes)
 
     async def staged(self) -> Staged:
@@ -106,16 +110,18 @@ class StagedEngine:
 
 
 class HangingEngine(StagedEngine):
-    """Agrees to every transfer and never joins its group."""
+    """While `hangs`, agrees to every transfer, never joins its group and never lets go."""
+
+    hangs = True
 
     async def begin(self, group: GroupSpec, layout: Welcome) -> None:
         self.begun.set()
-
-    async def staged(self) -> Staged:
-        return Staged(done=False)
+        if not self.hangs:
+            await super().begin(group, layout)
 
     async def abort(self) -> None:
-        await asyncio.Event().wait()
+        if self.hangs:
+            await asyncio.Event().wait()
 
 
 @asynccontextmanager

@@ -37,9 +37,7 @@ class Scene:
         )
         self.actions: list[Action] = []
 
-    def join(
-        self, name: str, *, source: str = "", version: int = 0, devices: tuple[str, ...] = ("cpu",)
-    ) -> None:
+    def join(self, name: str, *, source: str = "", version: int = 0, devices=("cpu",)) -> None:
         self.says(name, Join(name, devices, source, version))
 
     def says(self, name: str, message) -> None:
