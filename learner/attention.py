@@ -86,7 +86,7 @@ def tree_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention in transformers' calling convention: query [1, H, T, D] to output [1, T, H, D]."""
-    scaling = scaling if scaling is not None else query.shape[-1] ** -0.5
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if sliding_window is not None and any(p.q_end - p.k_start > sliding_window for p in attention_parts):
         raise ValueError(
             f"a packed block is longer than the model's sliding window of {sliding_window} tokens, which "
@@ -97,7 +97,7 @@ def tree_attention(
             f"{type(module).__name__} uses attention soft-capping or sinks, which attention 'sdpa' does not "
             "compute; set learner.attention = 'flash_attention_2' and learner.shared_prefix = false"
         )
-    outputs = [_attend(query, key, value, part, scaling, dropout) for part in attention_parts]
+    outputs = [_attend(query, key, value, part, scale, dropout) for part in attention_parts]
     return torch.cat(outputs, dim=1), None
 
 

@@ -88,8 +88,9 @@ def restore(trainer: Trainer, checkpoint: Path) -> Progress:
     then = _Format(state["zero_stage"], state["world"])
     if now.zero_stage != then.zero_stage or (now.zero_stage > 0 and now.world != then.world):
         raise ValueError(
-            f"checkpoint {checkpoint} was written with learner.zero_stage = {then.zero_stage} on {then.world} "
-            f"learners and cannot be read with {now.zero_stage} on {now.world}; resume with the same numbers"
+            f"checkpoint {checkpoint} was written with learner.zero_stage = {then.zero_stage} on "
+            f"{then.world} learners and cannot be read with {now.zero_stage} on {now.world}; "
+            "resume with the same numbers"
         )
     path, client_state = trainer.engine.load_checkpoint(str(checkpoint), tag=_TAG)
     if path is None:

@@ -111,9 +111,8 @@ def _dequantise(package: Path, out: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=_GGUF_FILE)
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=_GGUF_FILE, dtype=torch.bfloat16)
     # The weights are plain tensors now; without this the saved config would still call them quantised.
-    del model.config.quantization_config
-    model.hf_quantizer = None
-    model.is_quantized = False
+    delattr(model.config, "quantization_config")
+    model.__dict__.update(hf_quantizer=None, is_quantized=False)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 

@@ -60,7 +60,9 @@ class Policy(nn.Module):
         hidden = self.hf.base_model(
             input_ids=row.token_ids, position_ids=row.position_ids, use_cache=False, **row.attention
         ).last_hidden_state
-        return self.hf.get_output_embeddings()(hidden[0].index_select(0, row.predict_from), row.targets)
+        head = self.hf.get_output_embeddings()
+        assert isinstance(head, LogprobHead)
+        return head(hidden[0].index_select(0, row.predict_from), row.targets)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -122,7 +124,7 @@ def choose_attention(setting: str, shared_prefix: bool, device: str) -> str:
     if setting == "flash_attention_2":
         return setting
     if setting == "auto" and device == "cuda" and not shared_prefix:
-        from transformers.utils import is_flash_attn_2_available
+        from transformers.utils.import_utils import is_flash_attn_2_available
 
         if is_flash_attn_2_available():
             return "flash_attention_2"

@@ -121,15 +121,15 @@ class Trainer:
         config = self.config
         row = self.policy.row(micro, self.device)
         logprobs, entropy = self.engine(row)
-        proximal = logprobs.detach() if proximal is None else proximal
-        old = row.behaviour if config.rollout_is == "none" else proximal
+        start = logprobs.detach() if proximal is None else proximal
+        old = row.behaviour if config.rollout_is == "none" else start
         surrogate = policy_loss(
             config.policy_loss, logprobs, old, row.advantages, config.clip_ratio_low, config.clip_ratio_high
         )
         per_token = surrogate.tokens
         if config.rollout_is != "none":
             per_token = per_token * importance_weights(
-                config.rollout_is, proximal, row.behaviour, row.sequence_of, config.rollout_is_cap
+                config.rollout_is, start, row.behaviour, row.sequence_of, config.rollout_is_cap
             )
         kl = self._reference_kl(row, logprobs)
         if kl is not None:
@@ -140,7 +140,7 @@ class Trainer:
         if micro.weights.any():  # an idle micro-batch has nothing to tell
             statistics.add(loss, entropy, surrogate, kl)
             if first:
-                statistics.add_mismatch(proximal, row.behaviour)
+                statistics.add_mismatch(start, row.behaviour)
         return loss
 
     def _reference_kl(self, row: Row, logprobs: Tensor) -> Tensor | None:

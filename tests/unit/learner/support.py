@@ -1,0 +1,92 @@
+"""Small trajectories, batches and settings for the learner's tests."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from buffer.messages import Batch, StopReason, Trajectory
+from configs.schema import RunConfig
+from learner.batch import BatchSettings
+
+VOCABULARY = 300
+
+
+def trajectory(
+    group: int,
+    index: int,
+    prompt: Sequence[int],
+    rest: Sequence[int],
+    mask: Sequence[int],
+    *,
+    reward: float | None = 0.0,
+    logprobs: Sequence[float] | None = None,
+    stop_reason: str = StopReason.ANSWER,
+    version: int = 0,
+) -> Trajectory:
+    """`mask` is that of `rest`; the prompt's is 0. Behaviour logprobs default to -1 where the mask is 1."""
+    action_mask = np.array([0] * len(prompt) + list(mask), dtype=np.uint8)
+    behaviour = np.where(action_mask, -1.0, 0.0) if logprobs is None else np.array(logprobs)
+    return Trajectory(
+        trajectory_id=f"g{group}/{index}",
+        group_id=f"g{group}",
+        index=index,
+        lease_id="lease",
+        actor="actor-0",
+        task="test",
+        prompt_index=group,
+        prompt_len=len(prompt),
+        token_ids=np.array([*prompt, *rest], dtype=np.int32),
+        action_mask=action_mask,
+        logprobs=behaviour.astype(np.float32),
+        versions=np.where(action_mask, version, -1).astype(np.int32),
+        turns=(),
+        stop_reason=stop_reason,
+        reward=reward,
+    )
+
+
+def random_batch(
+    groups: int = 3, members: int = 3, prompt: int = 12, seed: int = 0, step: int = 1
+) -> Batch:
+    """Groups with a shared prompt and continuations of uneven length: call, observation, answer."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for group in range(groups):
+        prompt_ids = rng.integers(3, VOCABULARY, prompt + group)
+        group_members = []
+        for index in range(members):
+            call, observation, answer = rng.integers(2, 6, 3)
+            mask = [1] * call + [0] * observation + [1] * answer
+            group_members.append(
+                trajectory(
+                    group,
+                    index,
+                    prompt_ids.tolist(),
+                    rng.integers(3, VOCABULARY, len(mask)).tolist(),
+                    mask,
+                    reward=float(rng.random()),
+                    logprobs=[0.0] * len(prompt_ids) + [-5.7 * m for m in mask],
+                )
+            )
+        made.append(tuple(group_members))
+    return Batch(step=step, version=0, groups=tuple(made))
+
+
+def settings(**changes: object) -> BatchSettings:
+    base: dict[str, object] = {
+        "adv_estimator": "grpo",
+        "loss_agg_mode": "token-mean",
+        "max_sequence_tokens": 32,
+        "mask_truncated": False,
+        "minibatches": 1,
+        "tokens_per_microbatch": 4096,
+        "shared_prefix": True,
+        "world": 1,
+        "hidden_size": 64,
+    }
+    return BatchSettings(**(base | changes))  # pyright: ignore[reportArgumentType]
+
+
+def run_config(**learner: object) -> RunConfig:
+    """A float32 run at temperature 1 with these learner settings."""
+    return RunConfig.model_validate({"model": {"dtype": "float32"}, "learner": {"lr": 1e-3, **learner}})
