@@ -69,7 +69,7 @@ class Batches:
                 f"step {step} was asked for, but the next new batch is that of step {self._last_bound + 1}; "
                 "a learner sends Resume with its checkpoint's step before it asks"
             )
-        row = self._store.batch(step) or self._bind(step)
+        row = self._store.batch(step) if step <= self._last_bound else self._bind(step)
         return self._load(row) if row is not None else None
 
     def _bind(self, step: int) -> BatchRow | None:

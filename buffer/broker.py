@@ -44,10 +44,11 @@ from buffer.messages import (
     Welcome,
 )
 from buffer.roles import Roles
-from buffer.store import Store, versions_of
+from buffer.store import Store, StoreError, versions_of
 from configs.schema import RunConfig
 from metrics import names
 
+UNNAMED_S = 10.0  # at least: a grant whose reply was lost is sent again in this time
 RETRY_S = 0.2  # for an actor that could not get all the groups it asked for
 
 
@@ -81,13 +82,13 @@ class Broker:
         self._leases = LeaseBook(
             LeaseTimes(
                 silence_s=buffer.lease_timeout_s,
-                unnamed_s=3 * buffer.heartbeat_s,
+                unnamed_s=max(UNNAMED_S, 3 * buffer.heartbeat_s),
                 # Members start together, end by the trajectory's deadline, and are then scored.
                 whole_s=2 * config.task.trajectory_timeout_s + buffer.lease_timeout_s,
             )
         )
         self._running: dict[str, Group] = {}
-        self._restore_running(now)
+        self._restore_running(num_prompts, now)
         self._handlers: dict[type, Callable[[Any, float], Any]] = {
             Hello: self._hello,
             LeaseRequest: self._lease,
@@ -103,8 +104,13 @@ class Broker:
             Status: self._status,
         }
 
-    def _restore_running(self, now: float) -> None:
+    def _restore_running(self, num_prompts: int, now: float) -> None:
         for group in self._store.running_groups():
+            if group.prompt_index >= num_prompts:
+                raise StoreError(
+                    f"group {group.group_id} is of prompt {group.prompt_index}, but the task now has "
+                    f"{num_prompts} rows; resume with the data that the run began with (rows may be added)"
+                )
             self._running[group.group_id] = group
             self._leases.wait(group)
         for lease in self._store.open_leases():

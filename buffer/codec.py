@@ -25,11 +25,12 @@ from buffer.messages import PROTOCOL_VERSION, StopReason, Trajectory, Turn
 
 MAX_DEPTH = 8  # of plain data inside a message, e.g. a tool call's record
 _TRAJECTORY_EXT = 16
+_PACK_BYTES = 32_768  # msgpack's default of 1 MiB costs more in page faults than a message in packing
 _DTYPES = {1: np.dtype("<i4"), 2: np.dtype("u1"), 3: np.dtype("<f4")}
 _EXTS = {dtype: code for code, dtype in _DTYPES.items()}
 _ARRAY_FIELDS = {"token_ids": "<i4", "action_mask": "u1", "logprobs": "<f4", "versions": "<i4"}
 _STOP_REASONS = frozenset(reason.value for reason in StopReason)
-_INTEGERS = range(-(2**62), 2**62)  # SQLite holds 64 bits; sums of two still fit
+_MAX_INT = 2**62  # SQLite holds 64 bits; sums of two still fit
 
 Check = Callable[[Any], Any]  # a raw value to the checked one, or CodecError
 
@@ -63,7 +64,7 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
 
 
 def _pack(value: Any) -> bytes:
-    return cast(bytes, msgpack.packb(value, default=_plain))
+    return cast(bytes, msgpack.packb(value, default=_plain, buf_size=_PACK_BYTES))
 
 
 def _plain(value: Any) -> Any:
@@ -150,7 +151,9 @@ def _field_error(expected: str, value: Any) -> NoReturn:
 
 def _check_int(value: Any) -> int:
     return (
-        value if type(value) is int and value in _INTEGERS else _field_error("an integer below 2^62", value)
+        value
+        if type(value) is int and -_MAX_INT < value < _MAX_INT
+        else _field_error("an integer below 2^62", value)
     )
 
 
@@ -233,8 +236,11 @@ def _compile_dict(inner: Check) -> Check:
 
 
 def _compile_dataclass(cls: type) -> Check:
-    hints = get_type_hints(cls)
-    checks = {name: _compile_field(name, hint) for name, hint in hints.items()}
+    checks = {
+        name: _compile_array(name) if hint is np.ndarray else _compile(hint)
+        for name, hint in get_type_hints(cls).items()
+    }
+    items = tuple(checks.items())
 
     def make(value: Any) -> Any:
         if type(value) is not dict or value.keys() != checks.keys():
@@ -242,22 +248,16 @@ def _compile_dataclass(cls: type) -> Check:
             raise CodecError(
                 "field", f"{cls.__name__} takes the fields {', '.join(checks)}, got {given!s:.200}"
             )
-        return cls(**{name: check(value[name]) for name, check in checks.items()})
-
-    return make
-
-
-def _compile_field(name: str, hint: Any) -> Check:
-    """The check of one field, with its name in the error."""
-    inner = _compile_array(name) if hint is np.ndarray else _compile(hint)
-
-    def check(value: Any) -> Any:
+        fields = []
+        name = ""
         try:
-            return inner(value)
+            for name, check in items:
+                fields.append(check(value[name]))
         except CodecError as error:
             raise CodecError(error.reason, f"{name}: {error}") from None
+        return cls(*fields)
 
-    return check
+    return make
 
 
 def _compile_array(name: str) -> Check:
