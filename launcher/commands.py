@@ -21,6 +21,7 @@ from configs.keys import Key, all_keys
 from configs.load import LoadedConfig, dump_toml, load_config
 from configs.run_folder import RunFolder
 from launcher.preflight import PreflightError
+from launcher.supervisor import in_words
 
 STATUS_TIMEOUT_S = 10.0
 
@@ -168,5 +169,4 @@ def _print_status(console: Console, reply: StatusReply) -> None:
         table.add_row(role.name, role.state, f"v{role.version}", str(role.leases), heard)
     console.print(table)
     balance = "balances" if reply.balanced else "DOES NOT BALANCE"
-    ledger = ", ".join(f"{name} {count}" for name, count in reply.ledger.items())
-    console.print(f"ledger {balance}: {ledger}", highlight=False)
+    console.print(f"ledger {balance}: {in_words(reply.ledger)}", highlight=False)

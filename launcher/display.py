@@ -20,7 +20,12 @@ from launcher.progress import picture, plain_line
 from launcher.run_view import RunView
 from metrics.sinks import Report, Sink
 
-_QUIET = ("start", "ready")  # kinds of events that are not worth a line above the picture
+_SHOWN = (
+    "ready",
+    "restart",
+    "finish",
+    "stop",
+)  # kinds of events that get a line; a failure is said at the end
 
 
 class Display:
@@ -60,10 +65,8 @@ class Display:
         self._events.write(json.dumps(line) + "\n")
         text = f"{time.strftime('%H:%M:%S')} {event.text}"
         self._view.last_event = text
-        if self._live is None or event.kind not in _QUIET:
-            self._console.print(
-                text, style="dim" if event.kind in _QUIET else "", highlight=False, markup=False
-            )
+        if event.kind in _SHOWN:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._draw()
 
     def status(self, status: StatusReply) -> None:

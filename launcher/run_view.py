@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median
 
 from buffer.messages import StatusReply
 from configs.schema import RunConfig
 from metrics import names
 
 RECENT_S = 60.0
-_STEPS_FOR_RATE = 10  # steps whose mean duration gives the time left
+_STEPS_FOR_RATE = 10  # steps whose median duration gives the time left
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ class RunView:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the mean of the latest steps; None before the first."""
+        """By the median of the latest steps; None before the first."""
         latest = [self.rows[step].seconds for step in sorted(self.rows)[-_STEPS_FOR_RATE:]]
         if not latest:
             return None
-        return (self.steps - self.step) * sum(latest) / len(latest)
+        return (self.steps - self.step) * median(latest)
 
     @property
     def success(self) -> float | None:

@@ -10,7 +10,7 @@ Pure: processes, the buffer and the clock are injected. `launcher.train` calls `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
@@ -158,7 +158,6 @@ class Supervisor:
             master = self._roles.rendezvous()
             unit.specs = [replace(spec, master=master) for spec in unit.specs]
         if unit.kind == "buffer":
-            self._since = 0  # a new server counts its reports anew
             self._answered = self._clock()
         unit.handles = {spec.name: self._roles.start(spec) for spec in unit.specs}
         unit.state, unit.started, unit.ready = _State.UP, self._clock(), False
@@ -287,10 +286,16 @@ def _units(specs: Iterable[RoleSpec]) -> list[_Unit]:
     return sorted([*alone, learners], key=lambda unit: unit.kind != "buffer")
 
 
+def in_words(ledger: Mapping[str, int]) -> str:
+    """`leased 40 = trained 32 + dropped_stale 8`; what is zero is left out."""
+    parts = [f"{name} {count}" for name, count in ledger.items() if name != "leased" and count]
+    return f"leased {ledger.get('leased', 0)} = {' + '.join(parts) or 0}"
+
+
 def _verdict(status: StatusReply | None, steps: int) -> Outcome:
     if status is None:
         return Outcome(End.FAILED, "the buffer does not answer, so the ledger is unknown", "buffer")
-    ledger = ", ".join(f"{name} {count}" for name, count in status.ledger.items())
+    ledger = in_words(status.ledger)
     if not status.balanced:
         return Outcome(End.FAILED, f"the ledger does not balance: {ledger}", "buffer")
     if not status.finished:

@@ -51,8 +51,8 @@ def train(loaded: LoadedConfig, folder: RunFolder, console: Console) -> int:
             after = _measure(run, "after", folder.export, interrupts, console)
         if before and after:
             console.print(before_after(before, after))
-        console.print(f"done: {outcome.message}", highlight=False)
-        console.print(f"model: {folder.export}", highlight=False)
+        console.print(f"done: {outcome.message}", highlight=False, soft_wrap=True)
+        console.print(f"model: {folder.export}", highlight=False, soft_wrap=True)
         return 0
 
 

@@ -66,7 +66,7 @@ def test_each_role_is_told_who_it_is(loaded, tmp_path):
 
 def test_a_task_that_cannot_be_loaded_is_one_sentence(tmp_path):
     (tmp_path / "a.toml").write_text('[task]\nname = "calculater"\n')
-    with pytest.raises(PreflightError, match="the task cannot be loaded: .*calculater"):
+    with pytest.raises(PreflightError, match=r"the task cannot be loaded: .*calculater"):
         read_task(load_config(tmp_path / "a.toml"))
     (tmp_path / "a.toml").write_text('[task]\ndata = "none.jsonl"\nrewards = ["tasks.rules:exact_match"]\n')
     with pytest.raises(PreflightError, match=r"the task cannot be loaded: .*none\.jsonl"):

@@ -1,5 +1,7 @@
 """The picture and its numbers, from reports as the roles send them."""
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -58,7 +60,7 @@ def view(**sections):
 
 
 def text(renderable):
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))
+    console = Console(width=100, record=True, file=io.StringIO())
     console.print(renderable)
     return console.export_text()
 

@@ -134,7 +134,7 @@ def test_of_ranks_that_raise_the_first_is_the_cause():
     assert "bad batch" in next(event.text for event in run.events if event.kind == "restart")
 
 
-def test_a_dead_buffer_is_restarted_with_the_same_spec_and_its_reports_are_asked_anew():
+def test_a_dead_buffer_is_restarted_with_the_same_spec_and_only_new_reports_are_asked_for():
     run = Run().until_ready()
     run.buffer.reports = ((7, "actor", "actor-0", 0.0, {"m": 1.0}),)
     run.go()
@@ -143,7 +143,7 @@ def test_a_dead_buffer_is_restarted_with_the_same_spec_and_its_reports_are_asked
     run.roles.end("buffer", Died("killed"))
     run.go()
     assert run.roles.starts("buffer") == 2 and run.roles.started[-1] == run.roles.started[0]
-    assert run.buffer.asked_since[-1] == 0
+    assert run.buffer.asked_since[-1] == 7
 
 
 def test_early_deaths_in_a_row_are_restarted_with_a_growing_delay():
@@ -270,7 +270,7 @@ def test_a_finished_run_waits_for_its_actors_and_ends_well():
     run.roles.end("actor-1", Done())
     assert run.go() is False
     assert run.outcome.end is End.FINISHED
-    assert run.outcome.message == "100 steps trained; ledger: leased 4, trained 3, running 1"
+    assert run.outcome.message == "100 steps trained; ledger: leased 4 = trained 3 + running 1"
     assert run.roles.killed.count("buffer") == 1
     assert run.statuses[-1].finished
 
@@ -309,7 +309,7 @@ def test_a_ledger_that_does_not_balance_fails_the_run_and_is_shown():
     run.roles.end("actor-1", Done())
     run.go()
     assert run.outcome.end is End.FAILED
-    assert run.outcome.message == "the ledger does not balance: leased 4, trained 3, running 1"
+    assert run.outcome.message == "the ledger does not balance: leased 4 = trained 3 + running 1"
 
 
 def test_m7_a_learner_that_returns_before_the_last_step_is_a_failure():
