@@ -141,7 +141,10 @@ class Trainer:
             statistics.add(loss, entropy, surrogate, kl)
             if first:
                 statistics.add_mismatch(start, row.behaviour)
-        return loss
+        if torch.isfinite(loss):
+            return loss
+        # A clamp on the way may have stopped the NaN: gradients must show it, so that all ranks skip.
+        return logprobs.sum() * math.nan
 
     def _reference_kl(self, row: Row, logprobs: Tensor) -> Tensor | None:
         if self.reference is None:
