@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from buffer.broker import Broker
+from buffer.codec import Packed, decode_trajectory
 from buffer.messages import (
     Batch,
     CommitStep,
@@ -31,7 +32,13 @@ T0 = 1000.0  # of the tests' clock
 
 
 def config(
-    *, steps: int = 100, group_size: int = 2, batch: int = 2, staleness: int = 1, every: int = 1, **buffer: Any
+    *,
+    steps: int = 100,
+    group_size: int = 2,
+    batch: int = 2,
+    staleness: int = 1,
+    every: int = 1,
+    **buffer: Any,
 ) -> RunConfig:
     return RunConfig.model_validate(
         {
@@ -92,7 +99,11 @@ class Buffer:
 
     def _open(self) -> None:
         self.store = open_store(self.path, "run")
-        self.broker = Broker(self.config, self.store, self.num_prompts, "run", self.now, wall=lambda: self.now)
+        # These crashes lose the process, not the machine: fsync would only slow the tests.
+        self.store._connection.execute("PRAGMA synchronous = OFF")
+        self.broker = Broker(
+            self.config, self.store, self.num_prompts, "run", self.now, wall=lambda: self.now
+        )
 
     def crash(self, run_config: RunConfig | None = None) -> None:
         """Lose everything that is not in the store; come back, maybe with another config."""
@@ -157,6 +168,14 @@ class Buffer:
 def member(lease: Lease, index: int, **more: Any) -> Trajectory:
     made = trajectory(lease.group_id, index, prompt_index=lease.prompt_index, **more)
     return replace(made, lease_id=lease.lease_id)
+
+
+def members(batch: Batch) -> list[list[Trajectory]]:
+    """The batch's groups, decoded where they were handed out as stored."""
+    return [
+        [decode_trajectory(one.payload) if isinstance(one, Packed) else one for one in group]
+        for group in batch.groups
+    ]
 
 
 def same(one: Trajectory, other: Trajectory) -> bool:
