@@ -8,11 +8,13 @@ Rank 0 talks for all; every rank gets the same batches. Started by `launch.py`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from buffer.client import BufferClient
 from buffer.messages import AnnouncePublisher, Checkpointed, CommitStep, Resume
@@ -27,55 +29,78 @@ from learner.trainer import Trainer
 from metrics import names
 from weightsync.publisher import Publisher
 
+Metadata = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape of every weight
+
+
+class PublisherLike(Protocol):
+    """What the loop needs of `weightsync.publisher.Publisher`."""
+
+    endpoint: str
+
+    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> None: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def close(self) -> None: ...
+
 
 def main(spec: RoleSpec) -> None:
     """Train from the last checkpoint to `learner.steps`, then export. Returns on a clean end."""
     config = spec.config.learner
     torch.set_num_threads(spec.threads)
+
+    def connect(purpose: str) -> Client:
+        keys = RunFolder(spec.run_dir).read_keys()
+        return BufferClient(spec.buffer_endpoint, keys, role="learner", name=f"{spec.name}/{purpose}")
+
+    def make_publisher(metadata: Metadata) -> Publisher:
+        return Publisher(spec, metadata, RunFolder(spec.run_dir).read_keys())
+
     with ExitStack() as stack:
         heartbeat = HeartbeatThread(
-            lambda: _connect(spec, "heartbeat"), spec.name, spec.config.buffer.heartbeat_s, config.timeout_s
+            lambda: connect("heartbeat"), spec.name, spec.config.buffer.heartbeat_s, config.timeout_s
         )
         stack.callback(heartbeat.close)
         join_group(spec.rank, spec.world, spec.master, spec.device, config.timeout_s)
         stack.callback(dist.destroy_process_group)
         trainer = Trainer(spec.config, spec.model_path, rank=spec.rank, world=spec.world, device=spec.device)
-        learner = Learner(spec, trainer, heartbeat, stack)
-        learner.run()
+        Learner(spec, trainer, heartbeat, stack, connect, make_publisher).run()
 
 
 class Learner:
-    """The loop over steps and what follows each."""
+    """The loop over steps and what follows each.
+
+    `connect` makes a client of the buffer for one purpose, that is for one thread; `make_publisher` is called
+    on rank 0 only; `stack` closes what is opened here.
+    """
 
     def __init__(
-        self, spec: RoleSpec, trainer: Trainer, heartbeat: HeartbeatThread, stack: ExitStack
+        self,
+        spec: RoleSpec,
+        trainer: Trainer,
+        heartbeat: HeartbeatThread,
+        stack: ExitStack,
+        connect: Callable[[str], Client],
+        make_publisher: Callable[[Metadata], PublisherLike],
     ) -> None:
-        self.spec, self.config = spec, spec.config
+        self.config = spec.config
         self.trainer, self.heartbeat = trainer, heartbeat
         self.folder = RunFolder(spec.run_dir)
         self.leads = spec.rank == 0
-        self.client = stack.enter_context(closing(_connect(spec, "main")))
+        self.client = stack.enter_context(closing(connect("main")))
         found = checkpoint.latest(self.folder.checkpoints)
         self.progress = checkpoint.restore(trainer, found) if found else Progress()
-        self.publisher: Publisher | None = None
+        self.publisher: PublisherLike | None = None
         if self.leads:
             self._call(Resume(step=self.progress.step, version=self.progress.version))
-            keys = self.folder.read_keys()
-            self.publisher = stack.enter_context(closing(Publisher(spec, trainer.weight_metadata(), keys)))
+            self.publisher = stack.enter_context(closing(make_publisher(trainer.weight_metadata())))
             self._call(AnnouncePublisher(endpoint=self.publisher.endpoint))
         dist.barrier()  # no rank may ask for a batch before the buffer knows where to resume
         if self.progress.version:
             self._publish(self.progress.version)  # actors may have loaded weights that died with the crash
-        self.feed = stack.enter_context(
-            closing(
-                BatchFeed(
-                    lambda: _connect(spec, "feed"),
-                    self.progress.step + 1,
-                    self.config.learner.steps,
-                    self.config.learner.timeout_s,
-                )
-            )
-        )
+        first, last = self.progress.step + 1, self.config.learner.steps
+        feed = BatchFeed(lambda: connect("feed"), first, last, self.config.learner.timeout_s)
+        self.feed = stack.enter_context(closing(feed))
 
     def run(self) -> None:
         """Train every step that is left, export, and say so."""
@@ -83,8 +108,6 @@ class Learner:
         for step in range(self.progress.step + 1, self.config.learner.steps + 1):
             self._step(step)
         checkpoint.export(self.trainer, self.folder.export)
-        if self.publisher is not None:
-            self.publisher.wait_idle(self.config.weightsync.timeout_s)
         self.heartbeat.report(self.progress.version, {}, state="finished")
 
     def _step(self, step: int) -> None:
@@ -130,9 +153,3 @@ class Learner:
 
     def _call(self, message: object) -> object:
         return self.client.call(message, timeout_s=self.config.learner.timeout_s)
-
-
-def _connect(spec: RoleSpec, purpose: str) -> Client:
-    """A client of its own for each thread that talks to the buffer."""
-    keys = RunFolder(Path(spec.run_dir)).read_keys()
-    return BufferClient(spec.buffer_endpoint, keys, role="learner", name=f"{spec.name}/{purpose}")

@@ -45,9 +45,7 @@ def trajectory(
     )
 
 
-def random_batch(
-    groups: int = 3, members: int = 3, prompt: int = 12, seed: int = 0, step: int = 1
-) -> Batch:
+def random_batch(groups: int = 3, members: int = 3, prompt: int = 12, seed: int = 0, step: int = 1) -> Batch:
     """Groups with a shared prompt and continuations of uneven length: call, observation, answer."""
     rng = np.random.default_rng(seed)
     made = []

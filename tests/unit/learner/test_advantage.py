@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from buffer.messages import Batch
 from learner.advantage import group_advantages
 from learner.batch import plan
 from tests.unit.learner.support import settings, trajectory
-from buffer.messages import Batch
 
 
 def test_grpo_is_the_standard_score_of_the_group():

@@ -39,8 +39,8 @@ def plain_loss_and_gradients(folder, batch):
     """The same by the textbook: one forward of transformers' own model for each trajectory."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     micro = plan(batch, settings(shared_prefix=False)).updates[0].ranks[0][0]
-    total, sequence = torch.zeros(()), 0
-    for trajectory in (t for group in batch.groups for t in group):
+    total = torch.zeros(())
+    for sequence, trajectory in enumerate(t for group in batch.groups for t in group):
         ids = torch.from_numpy(trajectory.token_ids).long()
         log_p = torch.log_softmax(model(ids[None]).logits[0] / TEMPERATURE, -1)
         logprobs = log_p[:-1].gather(-1, ids[1:, None])[:, 0]
@@ -48,7 +48,6 @@ def plain_loss_and_gradients(folder, batch):
         mine = micro.sequence_of == sequence
         factor = torch.from_numpy(micro.weights[mine] * micro.advantages[mine])
         total = total + (factor * logprobs[mask]).sum()
-        sequence += 1
     total.backward()
     return total.item(), {name: p.grad for name, p in model.named_parameters()}
 

@@ -1,0 +1,92 @@
+"""Real learner processes over gloo: ZeRO stages and numbers of ranks give one loss curve, and resume."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_model
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 240
+
+# argv: rank, world, port, model folder, settings as JSON, folder to save to or "", folder to resume from or ""
+RANK = """
+import json, sys
+from pathlib import Path
+from learner import checkpoint
+from learner.checkpoint import Progress
+from learner.deepspeed_engine import join_group
+from learner.trainer import Trainer
+from tests.unit.learner.support import random_batch, run_config
+
+rank, world, port, model, settings, save_to, resume_from = sys.argv[1:]
+rank, world = int(rank), int(world)
+join_group(rank, world, f"127.0.0.1:{port}", "cpu", timeout_s=120)
+config = run_config(lr=3e-3, warmup_steps=0, **json.loads(settings))
+trainer = Trainer(config, Path(model), rank=rank, world=world, device="cpu")
+first = 1
+if resume_from:
+    first = checkpoint.restore(trainer, checkpoint.latest(Path(resume_from))).step + 1
+curve = []
+for step in range(first, first + 3):
+    metrics = trainer.train_step(random_batch(groups=5, members=4, seed=step, step=step))
+    curve.append([metrics[k] for k in ("learner/loss", "learner/grad_norm", "learner/logprob_gap_max")])
+    if save_to and step == 1:
+        checkpoint.save(trainer, Progress(step, step), Path(save_to), keep=1)
+total = sum(float(tensor.double().abs().sum()) for _, tensor in trainer.named_weights())
+if rank == 0:
+    print(json.dumps([curve, total]))
+"""
+
+
+def run(model: Path, world: int, save_to: Path | None = None, resume_from: Path | None = None, **settings):
+    """Three steps on `world` ranks: ([loss, gradient norm, largest gap] by step, sum of all |weights|)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    tail = [str(port), str(model), json.dumps(settings), str(save_to or ""), str(resume_from or "")]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(world), *tail],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(world)
+    ]
+    try:
+        outputs = [process.communicate(timeout=DEADLINE_S) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert all(process.returncode == 0 for process in ranks), outputs[0][1][-2000:] + outputs[-1][1][-2000:]
+    return json.loads(outputs[0][0].splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_stages_and_ranks_give_the_same_curve(tmp_path):
+    model = tiny_model(tmp_path / "model")
+    curve, total = run(model, world=1)
+    for world, stage, budget in ((2, 0, 4096), (2, 2, 60), (2, 3, 60), (1, 3, 4096)):
+        other, other_total = run(model, world, zero_stage=stage, tokens_per_microbatch=budget)
+        for got, wanted in zip(other, curve, strict=True):
+            assert got == pytest.approx(wanted, rel=2e-3, abs=2e-5), (world, stage)
+        assert other_total == pytest.approx(total, rel=1e-4), (world, stage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 3])
+def test_two_ranks_resume_where_their_checkpoint_was(tmp_path, stage):
+    model = tiny_model(tmp_path / "model")
+    curve, _ = run(model, world=2, save_to=tmp_path / "checkpoints", zero_stage=stage)
+    resumed, _ = run(model, world=2, resume_from=tmp_path / "checkpoints", zero_stage=stage)
+    for got, wanted in zip(resumed[:2], curve[1:], strict=True):
+        assert got == pytest.approx(wanted, rel=1e-4, abs=1e-6)
