@@ -87,8 +87,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        shipped = {recipe.name: recipe for recipe in sorted(RECIPES.glob("*.toml"))}
-        guess = nearest(path.name, shipped)
+        shipped = {recipe.stem: recipe for recipe in sorted(RECIPES.glob("*.toml"))}
+        guess = nearest(path.stem, shipped)
         mend = f"did you mean {shipped[guess]}" if guess else f"the shipped recipes are in {RECIPES}"
         raise ConfigError(f"there is no config file {path}; {mend}") from None
     except (OSError, UnicodeDecodeError) as error:

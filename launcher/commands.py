@@ -20,6 +20,7 @@ from buffer.messages import StatusReply
 from configs.keys import Key, all_keys
 from configs.load import LoadedConfig, dump_toml, load_config
 from configs.run_folder import RunFolder
+from launcher.interrupts import EXIT_STOPPED, Interrupts
 from launcher.preflight import PreflightError
 from launcher.supervisor import in_words
 
@@ -88,9 +89,9 @@ def keys(pattern: str) -> int:
 
 
 def evaluate(config: Path | None, model: str, out: Path | None, overrides: Sequence[str]) -> int:
+    from actors.evaluator import print_table
     from launcher.evaluation import Evaluation
     from launcher.evaluation import evaluate as run_evaluator
-    from launcher.interrupts import Interrupts
     from launcher.preflight import prepare_model
     from launcher.prepare import plan, read_task
 
@@ -105,12 +106,15 @@ def evaluate(config: Path | None, model: str, out: Path | None, overrides: Seque
     if out is None:
         home = run.eval if run.config.exists() else Path(loaded.config.launch.runs_dir) / "eval"
         out = home / f"{label}-{time.strftime('%m%d-%H%M%S')}.json"
-    with Interrupts() as interrupts:
-        what = Evaluation(loaded.source, folder, out, label, joined(overrides))
-        result = run_evaluator(what, resources, interrupts)
-    if result is not None:
-        print(f"every sample: {out}")
-    return 0 if result is not None else 130
+    console = Console(file=sys.stdout)
+    with Interrupts() as interrupts, console.status(f"measuring {folder} on held-out prompts"):
+        what = Evaluation(loaded.source, folder, out, label, overrides)
+        result = run_evaluator(what, resources, interrupts, out.with_suffix(".log"))
+    if result is None:
+        return EXIT_STOPPED
+    print_table(result)
+    console.print(f"every sample: {out}", highlight=False, soft_wrap=True)
+    return 0
 
 
 def status(run: Path) -> int:
@@ -132,17 +136,6 @@ def status(run: Path) -> int:
         )
     _print_status(Console(file=sys.stdout), reply)
     return 0
-
-
-def joined(overrides: Sequence[str]) -> list[str]:
-    """Overrides with each value joined to its name, `--a.b=1`, so that argparse keeps them together."""
-    words: list[str] = []
-    for word in overrides:
-        if word.startswith("--") or not words or "=" in words[-1]:
-            words.append(word)
-        else:
-            words[-1] += f"={word}"
-    return words
 
 
 def _load(config: Path | None, overrides: Sequence[str], options: Sequence[str]) -> LoadedConfig:

@@ -1,4 +1,4 @@
-"""Runs `actors.evaluator` in a process of its own, with the terminal as its output.
+"""Runs `actors.evaluator` in a process of its own.
 
 Invariant: the evaluator and its engine end with the launcher, or earlier when a stop is asked for.
 Used by `launch.py eval` and, before and after training, by `launcher.train`.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.guard import kill_group, start_guard
+from launcher.guard import kill_group, start_guard, stop_guard
 from launcher.interrupts import Interrupts
 from launcher.preflight import REPO, Resources
 
@@ -25,7 +25,7 @@ _TERM_GRACE_S = 5.0
 
 
 class EvaluationFailed(Exception):
-    """The evaluator ended with an error; it has printed its own cause."""
+    """The evaluator ended with an error; the message ends its log."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,16 @@ class Evaluation:
     model: Path
     out: Path
     label: str
-    overrides: Sequence[str] = ()
+    overrides: Sequence[str] = ()  # dotted settings, as on the command line
 
 
 def evaluate(
-    what: Evaluation, resources: Resources, interrupts: Interrupts, log: Path | None = None
+    what: Evaluation, resources: Resources, interrupts: Interrupts, log: Path
 ) -> dict[str, Any] | None:
-    """Run the evaluator; its result, or None if a stop was asked for. `log`: where its output goes instead
-    of the terminal. Raises EvaluationFailed."""
+    """Run the evaluator, its output in `log`; its result, or None if a stop was asked for.
+
+    Raises EvaluationFailed.
+    """
     command = [
         *(sys.executable, "-m", "actors.evaluator"),
         *("--config", str(what.config), "--model", str(what.model), "--out", str(what.out)),
@@ -51,30 +53,28 @@ def evaluate(
         *what.overrides,
     ]
     path = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-    output = log.open("ab") if log else None
-    try:
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(resources.actor_threads)}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
         process = subprocess.Popen(
-            command,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(resources.actor_threads)},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
         )
-        guard = start_guard(os.getpid(), [-process.pid])
-        try:
-            stopped = _wait(process, interrupts)
-        finally:
-            kill_group(process.pid)
-            os.kill(guard, signal.SIGTERM)
+    guard = start_guard(os.getpid(), [-process.pid])
+    try:
+        stopped = _wait(process, interrupts)
     finally:
-        if output:
-            output.close()
+        kill_group(process.pid)
+        stop_guard(guard)
     if stopped:
         return None
     if process.returncode != 0:
-        where = f"; read {log}" if log else ""
-        raise EvaluationFailed(f"the evaluator ended with exit code {process.returncode}{where}")
+        raise EvaluationFailed(f"the evaluation failed: {_last_line(log)}; read {log}")
     return json.loads(what.out.read_text(encoding="utf-8"))
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts) -> bool:

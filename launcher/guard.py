@@ -33,6 +33,12 @@ def start_guard(watched: int, victims: Sequence[int]) -> int:
     return int(started.stdout)
 
 
+def stop_guard(guard: int) -> None:
+    """End a guard that is not needed any more."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(guard, signal.SIGTERM)
+
+
 def kill_group(group: int) -> None:
     """SIGKILL to what is left of a process group; nothing left is fine."""
     with contextlib.suppress(ProcessLookupError):

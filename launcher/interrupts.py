@@ -12,6 +12,7 @@ import sys
 from types import FrameType, TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_STOPPED = 130  # of a command that ended because it was asked to
 _SHOW_CURSOR = "\x1b[?25h"
 
 

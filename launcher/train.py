@@ -21,7 +21,7 @@ from launcher.buffer_link import BufferLink
 from launcher.display import Display
 from launcher.evaluation import Evaluation, evaluate
 from launcher.interfaces import End, Outcome
-from launcher.interrupts import Interrupts
+from launcher.interrupts import EXIT_STOPPED, Interrupts
 from launcher.preflight import run_lock
 from launcher.prepare import Run, prepare_run
 from launcher.progress import before_after, measured
@@ -31,7 +31,7 @@ from metrics.sinks import open_sinks
 
 _TICK_S = 0.5
 _LOG_TAIL = 15  # lines of a failed role's log on the screen
-EXIT_FAILED, EXIT_STOPPED = 1, 130
+EXIT_FAILED = 1
 
 
 def train(loaded: LoadedConfig, folder: RunFolder, console: Console) -> int:

@@ -36,11 +36,13 @@ def test_shipped_recipes_load_without_a_warning(recipe):
 def test_overrides_take_the_type_of_their_key():
     config = load_config(
         None,
-        ["--learner.lr", "2e-6", "--actors", "3", "--learners=2", "--steps", "7", "--seed", "5"]
-        + ["--learner.gradient_checkpointing", "--learner.shared_prefix", "false"]
-        + ["--launch.sinks", '["jsonl", "wandb"]', "--learner.betas", "[0.8, 0.9]"]
-        + ["--task.options.syntax", "hermes", "--task.options.terms", "3", "--launch.name", "42"]
-        + ["--ray-address", "10.0.0.1:6379", "--launch.placement", "SPREAD"],
+        [
+            *("--learner.lr", "2e-6", "--actors", "3", "--learners=2", "--steps", "7", "--seed", "5"),
+            *("--learner.gradient_checkpointing", "--learner.shared_prefix", "false"),
+            *("--launch.sinks", '["jsonl", "wandb"]', "--learner.betas", "[0.8, 0.9]"),
+            *("--task.options.syntax", "hermes", "--task.options.terms", "3", "--launch.name", "42"),
+            *("--ray-address", "10.0.0.1:6379", "--launch.placement", "SPREAD"),
+        ],
     ).config
     assert (config.actors.count, config.learner.count, config.learner.steps, config.seed) == (3, 2, 7, 5)
     assert config.learner.lr == 2e-6 and config.learner.betas == (0.8, 0.9)

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import launch
 from configs.load import ConfigError
 from launcher import commands
-from launcher.commands import joined
 from launcher.preflight import PreflightError
 
 ROOT = Path(__file__).parents[3]
@@ -91,10 +90,6 @@ def test_keys_are_listed_with_default_and_documentation():
     shown = run("check", "--keys", "clip_ratio_high").stdout
     assert "--learner.clip_ratio_high" in shown and "0.28" in shown and "Upper clip" in shown
     assert run("check", "--keys", "no such word").exit_code == 2
-
-
-def test_joined_overrides_cannot_be_torn_apart():
-    assert joined(["--a.b", "1", "--c=2", "--flag", "--d", "-3"]) == ["--a.b=1", "--c=2", "--flag", "--d=-3"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["check", "--keys", "lr"], ["--conifg", "a.toml"]])

@@ -11,9 +11,10 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from launcher.display import Display
 from launcher.interfaces import End, Event, Outcome
+from launcher.interrupts import EXIT_STOPPED
 from launcher.prepare import Run
 from launcher.run_view import RunView
-from launcher.train import EXIT_FAILED, EXIT_STOPPED, say_failed, say_stopped
+from launcher.train import EXIT_FAILED, say_failed, say_stopped
 from metrics import names
 from metrics.sinks import open_sinks
 
