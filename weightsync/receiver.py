@@ -207,9 +207,11 @@ class Receiver:
             case Begin() if self._layout is not None:
                 await self._let_go()
                 self._begun = message.transfer
-                self._transfer = asyncio.create_task(self._take(message, self._layout, socket))
+                self._commit = asyncio.get_running_loop().create_future()
+                self._transfer = asyncio.create_task(self._take(message, self._layout, self._commit, socket))
             case Commit(transfer=number) if number == self._begun and self._commit is not None:
-                self._commit.set_result(message)
+                if not self._commit.done():
+                    self._commit.set_result(message)
             case Abort(transfer=number, reason=reason):
                 if number == self._begun:
                     await self._let_go()
@@ -243,11 +245,13 @@ class Receiver:
 
     # --- one transfer ------------------------------------------------------------------------------
 
-    async def _take(self, begin: Begin, layout: Welcome, socket: zmq.asyncio.Socket) -> None:
+    async def _take(
+        self, begin: Begin, layout: Welcome, sent: asyncio.Future[Commit], socket: zmq.asyncio.Socket
+    ) -> None:
         started = self._clock()
         try:
             async with asyncio.timeout(self._timeout_s):
-                commit = await self._stage(begin, layout)
+                commit = await self._stage(begin, layout, sent)
         except (TransferFailed, TimeoutError) as error:
             await self._engine.abort()
             reason = str(error) or f"not received within {self._timeout_s:g} s"
@@ -258,9 +262,8 @@ class Receiver:
         pause_s = await self._swap(commit, layout.source)
         await _send(socket, Loaded(begin.transfer, commit.version, pause_s))
 
-    async def _stage(self, begin: Begin, layout: Welcome) -> Commit:
+    async def _stage(self, begin: Begin, layout: Welcome, sent: asyncio.Future[Commit]) -> Commit:
         """Until all bytes are here and are those that were sent."""
-        sent = self._commit = asyncio.get_running_loop().create_future()
         await self._engine.begin(begin.group, layout)
         commit = await self._until_sent(sent)
         staged = await self._engine.staged()

@@ -129,10 +129,9 @@ class _GlooGroup:
 class _NcclGroup:
     """Each bucket goes host → device → nccl → device → host, on a stream of its own.
 
-    Kept from vLLM's nccl engine: contiguous uint8 buckets, two buffers in turn, an own stream so that
-    generation's stream is never waited for, buffers held until their stream is done. Left out: loading
-    into the model while bytes arrive, and torch's watchdog, which would end the whole process when a
-    peer dies.
+    The stream keeps generation's and training's from waiting. A chunk's waiter polls its event, so that it
+    has a deadline; torch's own watchdog is off, as it would end the whole process when a peer dies.
+    docs/weightsync.md compares this with vLLM's nccl engine.
     """
 
     def __init__(self, store: Store, spec: GroupSpec, device: torch.device) -> None:
@@ -141,15 +140,14 @@ class _NcclGroup:
         self._timeout_s = spec.timeout_s
         torch.cuda.set_device(device)  # per thread
         self._stream = torch.cuda.Stream(device)
-        self._buffers: list[torch.Tensor] = []
-        self._turn = 0
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         options = _c10d.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=spec.timeout_s)
         with _without_nccl_watchdog():
             self._group = _c10d.ProcessGroupNCCL(store, spec.rank, spec.world, options)
 
     def start(self, chunk: torch.Tensor) -> Callable[[], None]:
-        buffer = self._next_buffer(chunk.numel())
+        buffer = self._room_for(chunk.numel())
         with torch.cuda.stream(self._stream):
             if self._sends:
                 buffer.copy_(chunk, non_blocking=True)
@@ -160,14 +158,11 @@ class _NcclGroup:
             done.record(self._stream)
         return lambda: self._wait(done)
 
-    def _next_buffer(self, nbytes: int) -> torch.Tensor:
-        """One of two, in turn: the caller waits for each chunk before it starts the one after the next."""
-        self._turn = 1 - self._turn
-        while len(self._buffers) <= self._turn:
-            self._buffers.append(torch.empty(nbytes, dtype=torch.uint8, device=self._device))
-        if self._buffers[self._turn].numel() < nbytes:
-            self._buffers[self._turn] = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        return self._buffers[self._turn][:nbytes]
+    def _room_for(self, nbytes: int) -> torch.Tensor:
+        """The device buffer; one does, since every chunk is waited for before the next is started."""
+        if self._buffer.numel() < nbytes:
+            self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        return self._buffer[:nbytes]
 
     def _wait(self, done: torch.cuda.Event) -> None:
         deadline = time.monotonic() + self._timeout_s
