@@ -69,7 +69,7 @@ def save(trainer: Trainer, progress: Progress, checkpoints: Path, keep: int) -> 
     trainer.engine.save_checkpoint(str(work), tag=_TAG, client_state=client_state, save_latest=False)
     dist.barrier()
     if trainer.rank == 0:
-        state = asdict(progress) | asdict(_Format(trainer.config.zero_stage, trainer.world))
+        state = asdict(progress) | asdict(_format(trainer))
         (work / _STATE).write_text(json.dumps(state))
         _sync(work)
         shutil.rmtree(target, ignore_errors=True)  # only there if a resumed run repeats the step
@@ -84,13 +84,13 @@ def save(trainer: Trainer, progress: Progress, checkpoints: Path, keep: int) -> 
 def restore(trainer: Trainer, checkpoint: Path) -> Progress:
     """Load weights, optimizer and random state into `trainer`. Raises ValueError if it does not fit."""
     state = json.loads((checkpoint / _STATE).read_text())
-    now = _Format(trainer.config.zero_stage, trainer.world)
+    now = _format(trainer)
     then = _Format(state["zero_stage"], state["world"])
     if now.zero_stage != then.zero_stage or (now.zero_stage > 0 and now.world != then.world):
         raise ValueError(
-            f"checkpoint {checkpoint} was written with learner.zero_stage = {then.zero_stage} on "
+            f"checkpoint {checkpoint} was written with ZeRO stage {then.zero_stage} on "
             f"{then.world} learners and cannot be read with {now.zero_stage} on {now.world}; "
-            "resume with the same numbers"
+            "resume with the same learner.zero_stage and number of learners"
         )
     path, client_state = trainer.engine.load_checkpoint(str(checkpoint), tag=_TAG)
     if path is None:
@@ -115,6 +115,10 @@ def export(trainer: Trainer, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         work.rename(folder)
     dist.barrier()
+
+
+def _format(trainer: Trainer) -> _Format:
+    return _Format(trainer.engine.zero_optimization_stage(), trainer.world)
 
 
 def _complete(checkpoints: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from tests.tiny import tiny_model
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240
 
-# argv: rank, world, port, model folder, settings as JSON, folder to save to or "", folder to resume from or ""
+# argv: rank, world, port, model folder, settings as JSON, and folders to save to and resume from (or "")
 RANK = """
 import json, sys
 from pathlib import Path
