@@ -25,6 +25,7 @@ from launcher.preflight import PreflightError
 from launcher.supervisor import in_words
 
 STATUS_TIMEOUT_S = 10.0
+AFTER_ALL_REPORTS = 2**61  # a report number that no buffer reaches
 
 
 def train(config: Path | None, resume: Path | None, overrides: Sequence[str]) -> int:
@@ -128,7 +129,7 @@ def status(run: Path) -> int:
     reply = None
     with closing(BufferLink(endpoint, folder.read_keys(), "status")) as buffer:
         while reply is None and time.monotonic() < deadline:
-            reply = buffer.status(sys.maxsize)
+            reply = buffer.status(AFTER_ALL_REPORTS)
     if reply is None:
         raise PreflightError(
             f"nothing answers at {endpoint}, so {run} is not running; go on with it by "

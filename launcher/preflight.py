@@ -6,8 +6,10 @@ imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -23,6 +25,7 @@ from configs.schema import RunConfig
 from metrics.sinks import missing_library
 
 REPO = Path(__file__).resolve().parent.parent
+_PORTS = range(20_000, 32_000)
 
 
 class PreflightError(Exception):
@@ -83,10 +86,18 @@ def usable_cores() -> int:
 
 
 def free_port(host: str) -> int:
-    """A TCP port that is free on this machine now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    """A TCP port that is free now on `host` ("" for any address of this machine).
+
+    Below the range that the kernel hands out for port 0, so that nobody (Ray starts a dozen servers)
+    gets it by chance before the role that binds it is up.
+    """
+    for port in random.sample(_PORTS, 100):
+        with contextlib.suppress(OSError):
+            _try_bind(host, port)
+            return port
+    raise PreflightError(
+        f"no free port on {host!r} between {_PORTS.start} and {_PORTS.stop}; set buffer.port"
+    )
 
 
 def choose_endpoint(config: RunConfig) -> str:
@@ -98,16 +109,19 @@ def choose_endpoint(config: RunConfig) -> str:
             "give the address of one interface of this machine"
         )
     try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            port = probe.getsockname()[1]
+        _try_bind(host, port)
     except OSError as error:
         raise PreflightError(
             f"buffer.port = {port} on buffer.host = {host!r} cannot be used ({error.strerror or error}); "
             "set buffer.port = 0 to let a free one be chosen, or free the port"
         ) from None
-    return f"tcp://{host}:{port}"
+    return f"tcp://{host}:{port or free_port(host)}"
+
+
+def _try_bind(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the buffer's own socket does
+        probe.bind((host, port))
 
 
 def check_sinks(config: RunConfig) -> None:
@@ -149,7 +163,7 @@ def run_lock(folder: RunFolder) -> Iterator[None]:
             file.seek(0)
             raise PreflightError(
                 f"run folder {folder.root} is in use by process {file.read().strip() or '?'}; "
-                "stop that run, or give this one another --name"
+                "stop that run first, or start another one with --name"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

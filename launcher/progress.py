@@ -145,7 +145,7 @@ def _tools(view: RunView) -> str:
 def _buffer(view: RunView) -> str:
     ready, running = view.ledger.get("ready", 0), view.ledger.get("running", 0)
     dropped = ", ".join(f"{count} {reason}" for reason, count in view.dropped.items())
-    text = f"{ready} groups ready for a batch of {view.groups_per_batch}, {running} running"
+    text = f"{ready} of {view.groups_per_batch} groups ready, {running} running"
     return text + (f", dropped {dropped}" if dropped else "")
 
 

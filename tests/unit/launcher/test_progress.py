@@ -123,7 +123,7 @@ def test_the_picture_shows_every_part_of_the_run():
         "500 tok/s, waits 25%, loss -0.0123, grad 0.81, clipped 3%",
         "0.80 mean, 2 max, weights v2",
         "2.5 ms a call, 5% failed, 40 calls in the last minute",
-        "3 groups ready for a batch of 8, 9 running, dropped 8 zero_variance",
+        "3 of 8 groups ready, 9 running, dropped 8 zero_variance",
         "17:20:01 actor-0 died",
     ):
         assert words in shown, words
