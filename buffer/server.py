@@ -113,8 +113,8 @@ class Socket:
         except zmq.ZMQError as error:
             self.close()
             raise RuntimeError(
-                f"the buffer cannot bind {endpoint}: {error.strerror}; stop the process that uses it, "
-                "or set buffer.host and buffer.port"
+                f"the buffer cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; stop the process "
+                "that uses it, or set buffer.host and buffer.port"
             ) from error
 
     def receive(self, timeout_s: float) -> list[Frame]:
