@@ -1,9 +1,10 @@
 """From the buffer's `Batch` to packed micro-batches: no padding, and a group's prompt only once.
 
-Layout of a row (one *block* per group): the tokens that all members share, then each member's own
-tokens, one after the other. Position ids of every continuation go on from the shared prefix, and
-`learner.attention` lets it see the prefix and itself only, so the result equals separate rows.
-Without sharing, a block is one trajectory.
+Layout of a row: first the *root*, tokens with which every prompt of the update begins (system message,
+worked examples; often none); then one *block* per group: the rest of its shared prompt, then each member's
+own tokens, one after the other. Position ids of every branch go on from what it continues, and
+`learner.attention` lets it see that and itself only, so the result equals separate rows. Without sharing,
+there is no root and a block is one trajectory.
 
 Invariants: a target exists exactly for each token with action mask 1 (no observation or prompt token is
 ever predicted, T5); the plan is a pure function of batch and settings, so that all ranks, which get the
@@ -24,6 +25,7 @@ from buffer.messages import Batch, StopReason, Trajectory
 from learner.advantage import group_advantages, has_no_contrast
 from learner.losses import token_weights
 
+_SHORTEST_ROOT = 32  # tokens; a shorter one costs more in bookkeeping than it saves
 _CUT_BY_A_LIMIT = {
     StopReason.MAX_TURNS,
     StopReason.MAX_TOKENS,
@@ -49,7 +51,7 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the row that attends within itself: `prefix` causal tokens, then continuations of it."""
+    """A branch of the root: `prefix` causal tokens, then continuations of it. It sees the root and itself."""
 
     start: int
     prefix: int
@@ -66,6 +68,7 @@ class MicroBatch:
 
     token_ids: np.ndarray  # int64 [1, T]
     position_ids: np.ndarray  # int64 [1, T]
+    root: int  # the row's first tokens, which all blocks continue
     blocks: tuple[Block, ...]
     predict_from: np.ndarray  # int64 [N] index of the hidden state that predicts the target
     targets: np.ndarray  # int64 [N] token ids
@@ -102,7 +105,7 @@ class _Member:
 
 @dataclass(frozen=True)
 class _Unit:
-    """Members packed as one block, and what that costs."""
+    """Members packed as one block, and what that costs. `prefix` includes the root, `tokens` does not."""
 
     members: tuple[_Member, ...]
     prefix: int
@@ -110,20 +113,30 @@ class _Unit:
     cost: float
 
 
+@dataclass(frozen=True)
+class _Row:
+    units: tuple[_Unit, ...]
+    root: int
+
+    @property
+    def tokens(self) -> int:
+        return self.root + sum(unit.tokens for unit in self.units)
+
+
 def plan(batch: Batch, settings: BatchSettings) -> Plan:
     """Cut a batch into updates, ranks and micro-batches. Every rank computes the same plan."""
     chunks = [batch.groups[i :: settings.minibatches] for i in range(settings.minibatches)]
-    updates, units = [], []
+    updates, rows = [], []
     for groups in chunks:
         if groups:
-            update, its_units = _plan_update(groups, settings)
+            update, its_rows = _plan_update(groups, settings)
             updates.append(update)
-            units += its_units
-    members = [member for unit in units for member in unit.members]
+            rows += its_rows
+    members = [member for row in rows for unit in row.units for member in unit.members]
     return Plan(
         updates=tuple(updates),
         tokens_action=sum(len(m.targets) for m in members),
-        tokens_packed=sum(unit.tokens for unit in units),
+        tokens_packed=sum(row.tokens for row in rows),
         tokens_unpacked=sum(len(m.trajectory.token_ids) for m in members),
         groups_without_contrast=sum(has_no_contrast(_rewards(group)) for group in batch.groups),
     )
@@ -131,18 +144,18 @@ def plan(batch: Batch, settings: BatchSettings) -> Plan:
 
 def _plan_update(
     groups: Sequence[Sequence[Trajectory]], settings: BatchSettings
-) -> tuple[Update, list[_Unit]]:
+) -> tuple[Update, list[_Row]]:
     grouped, lengths = _members(groups, settings)
-    units = _units(grouped, settings)
-    shares = _balance(units, settings.world)
-    bins = [_fill(share, settings.tokens_per_microbatch) for share in shares]
-    count = max(1, *(len(b) for b in bins))
+    root = _root(grouped) if settings.shared_prefix else 0
+    shares = _balance(_units(grouped, root, settings), settings.world)
+    rows = [_fill(share, root, settings.tokens_per_microbatch) for share in shares]
+    count = max(1, *(len(of_rank) for of_rank in rows))
     idle = _idle_microbatch(groups[0][0])
     ranks = tuple(
-        tuple(_pack(units_of_bin, lengths, settings) for units_of_bin in b) + (idle,) * (count - len(b))
-        for b in bins
+        tuple(_pack(row, lengths, settings) for row in of_rank) + (idle,) * (count - len(of_rank))
+        for of_rank in rows
     )
-    return Update(ranks), units
+    return Update(ranks), [row for of_rank in rows for row in of_rank]
 
 
 def _rewards(group: Sequence[Trajectory]) -> np.ndarray:
@@ -181,33 +194,38 @@ def _members(
 # --- blocks, balance, bins --------------------------------------------------------------------
 
 
-def _units(grouped: list[list[_Member]], settings: BatchSettings) -> list[_Unit]:
+def _root(grouped: list[list[_Member]]) -> int:
+    """How many tokens all prompts of the update share; 0 if that is not worth a branch."""
+    everyone = tuple(member for members in grouped for member in members)
+    shared = _common_prefix(everyone) if len(grouped) > 1 else 0
+    return shared if shared >= _SHORTEST_ROOT else 0
+
+
+def _units(grouped: list[list[_Member]], root: int, settings: BatchSettings) -> list[_Unit]:
     """One unit per group where the budget allows; a larger group is cut, its prompt then repeated."""
     if not settings.shared_prefix:
-        return [_unit((m,), False, settings.hidden_size) for members in grouped for m in members]
+        return [_unit((m,), m.end, 0, settings) for members in grouped for m in members]
     units: list[_Unit] = []
-    waiting = [_unit(tuple(members), True, settings.hidden_size) for members in grouped]
+    waiting = [_unit(tuple(members), _common_prefix(tuple(members)), root, settings) for members in grouped]
     while waiting:
         unit = waiting.pop()
-        too_large = unit.tokens > settings.tokens_per_microbatch
+        too_large = root + unit.tokens > settings.tokens_per_microbatch
         too_few = len(units) + len(waiting) + 1 < settings.world
         if len(unit.members) > 1 and (too_large or too_few):
             half = len(unit.members) // 2
-            waiting += [
-                _unit(part, True, settings.hidden_size) for part in (unit.members[half:], unit.members[:half])
-            ]
+            for part in (unit.members[half:], unit.members[:half]):
+                waiting.append(_unit(part, _common_prefix(part), root, settings))
         else:
             units.append(unit)
     return units
 
 
-def _unit(members: tuple[_Member, ...], shared: bool, hidden_size: int) -> _Unit:
-    prefix = _common_prefix(members) if shared else members[0].end
+def _unit(members: tuple[_Member, ...], prefix: int, root: int, settings: BatchSettings) -> _Unit:
     rests = [m.end - prefix for m in members]
-    tokens = prefix + sum(rests)
-    pairs = prefix * prefix / 2 + sum(rest * (prefix + rest / 2) for rest in rests)
+    tokens = prefix - root + sum(rests)
+    pairs = (prefix**2 - root**2) / 2 + sum(rest * (prefix + rest / 2) for rest in rests)
     # A transformer layer spends about 24 h^2 flops on a token and 4 h on an attended pair.
-    return _Unit(members, prefix, tokens, tokens + pairs / (6 * hidden_size))
+    return _Unit(members, prefix, tokens, tokens + pairs / (6 * settings.hidden_size))
 
 
 def _common_prefix(members: tuple[_Member, ...]) -> int:
@@ -232,40 +250,42 @@ def _balance(units: list[_Unit], world: int) -> list[list[_Unit]]:
     return shares
 
 
-def _fill(units: list[_Unit], budget: int) -> list[list[_Unit]]:
-    """First fit in falling size; a unit larger than the budget gets a micro-batch of its own."""
+def _fill(units: list[_Unit], root: int, budget: int) -> list[_Row]:
+    """First fit in falling size; a unit larger than the budget gets a row of its own."""
     bins: list[list[_Unit]] = []
     room: list[int] = []
     for unit in sorted(units, key=lambda u: (-u.tokens, u.members[0].sequence)):
         index = next((i for i, left in enumerate(room) if unit.tokens <= left), None)
         if index is None:
             bins.append([unit])
-            room.append(budget - unit.tokens)
+            room.append(budget - root - unit.tokens)
         else:
             bins[index].append(unit)
             room[index] -= unit.tokens
-    return bins
+    return [_Row(tuple(units_of_row), root) for units_of_row in bins]
 
 
 # --- packing ----------------------------------------------------------------------------------
 
 
-def _pack(units: list[_Unit], lengths: np.ndarray, settings: BatchSettings) -> MicroBatch:
-    ids, positions, blocks, columns = [], [], [], []
-    start = 0
-    for unit in units:
+def _pack(row: _Row, lengths: np.ndarray, settings: BatchSettings) -> MicroBatch:
+    root = row.root
+    ids, positions = [row.units[0].members[0].trajectory.token_ids[:root]], [np.arange(root)]
+    blocks, columns = [], []
+    start = root
+    for unit in row.units:
         first = unit.members[0].trajectory
-        ids.append(first.token_ids[: unit.prefix])
-        positions.append(np.arange(unit.prefix))
+        ids.append(first.token_ids[root : unit.prefix])
+        positions.append(np.arange(root, unit.prefix))
         rests = []
-        offset = start + unit.prefix  # of the continuation being laid out
+        offset = start + unit.prefix - root  # of the continuation being laid out
         for member in unit.members:
             ids.append(member.trajectory.token_ids[unit.prefix : member.end])
             positions.append(np.arange(unit.prefix, member.end))
-            columns.append(_target_columns(member, start, unit.prefix, offset))
+            columns.append(_target_columns(member, root, start, unit.prefix, offset))
             rests.append(member.end - unit.prefix)
             offset += rests[-1]
-        blocks.append(Block(start, unit.prefix, tuple(rest for rest in rests if rest)))
+        blocks.append(Block(start, unit.prefix - root, tuple(rest for rest in rests if rest)))
         start = offset
     predict_from, targets, behaviour, advantages, sequence_of = (
         np.concatenate(column) for column in zip(*columns, strict=True)
@@ -273,6 +293,7 @@ def _pack(units: list[_Unit], lengths: np.ndarray, settings: BatchSettings) -> M
     return MicroBatch(
         token_ids=np.concatenate(ids).astype(np.int64)[None],
         position_ids=np.concatenate(positions).astype(np.int64)[None],
+        root=root,
         blocks=tuple(blocks),
         predict_from=predict_from,
         targets=targets,
@@ -283,16 +304,19 @@ def _pack(units: list[_Unit], lengths: np.ndarray, settings: BatchSettings) -> M
     )
 
 
-def _target_columns(member: _Member, start: int, prefix: int, offset: int) -> tuple[np.ndarray, ...]:
+def _target_columns(
+    member: _Member, root: int, start: int, prefix: int, offset: int
+) -> tuple[np.ndarray, ...]:
     """(predict_from, targets, behaviour, advantages, sequence_of) of one member, each [targets].
 
-    A token at position p is predicted from the hidden state of p - 1, which lies in the shared prefix
-    (at `start`) for the first tokens of a continuation (at `offset`) and in the continuation afterwards.
+    A token at position p is predicted from the hidden state of p - 1, which lies in the row's root, in the
+    group's prefix (at `start`) or in the member's continuation (at `offset`).
     """
     trajectory, previous = member.trajectory, member.targets - 1
     count = len(member.targets)
+    in_block = np.where(previous < prefix, start + previous - root, offset + previous - prefix)
     return (
-        np.where(previous < prefix, start + previous, offset + previous - prefix).astype(np.int64),
+        np.where(previous < root, previous, in_block).astype(np.int64),
         trajectory.token_ids[member.targets].astype(np.int64),
         trajectory.logprobs[member.targets].astype(np.float32),
         np.full(count, member.advantage, dtype=np.float32),
@@ -306,6 +330,7 @@ def _idle_microbatch(trajectory: Trajectory) -> MicroBatch:
     return MicroBatch(
         token_ids=trajectory.token_ids[:1].astype(np.int64)[None],
         position_ids=np.zeros((1, 1), dtype=np.int64),
+        root=0,
         blocks=(Block(0, 1),),
         predict_from=np.zeros(1, dtype=np.int64),
         targets=trajectory.token_ids[:1].astype(np.int64),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from learner import attention
-from learner.batch import Block, MicroBatch
+from learner.batch import MicroBatch
 from learner.logprobs import LogprobHead
 
 # Scalings between hidden states and logits which `LogprobHead` does not know.
@@ -77,7 +77,7 @@ class Policy(nn.Module):
         return Row(
             token_ids=move(micro.token_ids),
             position_ids=move(micro.position_ids),
-            attention=self._attention_arguments(micro.blocks, device),
+            attention=self._attention_arguments(micro, device),
             predict_from=move(micro.predict_from),
             targets=move(micro.targets),
             behaviour=move(micro.behaviour),
@@ -86,14 +86,14 @@ class Policy(nn.Module):
             sequence_of=move(micro.sequence_of),
         )
 
-    def _attention_arguments(self, blocks: tuple[Block, ...], device: torch.device) -> dict[str, Any]:
+    def _attention_arguments(self, micro: MicroBatch, device: torch.device) -> dict[str, Any]:
         config = self.hf.config.get_text_config()
         if config._attn_implementation == attention.NAME:
             heads_per_key = config.num_attention_heads // config.num_key_value_heads
-            parts = attention.attention_parts(blocks, heads_per_key, self.dtype, device)
+            parts = attention.attention_parts(micro.root, micro.blocks, heads_per_key, self.dtype, device)
             return {"attention_parts": parts}
-        ends = torch.tensor([0] + [block.end for block in blocks], dtype=torch.int32, device=device)
-        longest = max(block.end - block.start for block in blocks)
+        ends = torch.tensor([0] + [block.end for block in micro.blocks], dtype=torch.int32, device=device)
+        longest = max(block.end - block.start for block in micro.blocks)
         return {
             "cu_seq_lens_q": ends,
             "cu_seq_lens_k": ends,
@@ -116,7 +116,17 @@ def load_policy(
     )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    _turn_dropout_off(model)
     return Policy(model, temperature).train()
+
+
+def _turn_dropout_off(model: PreTrainedModel) -> None:
+    """The engine samples without dropout; with it, an unchanged policy would not have ratio 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.__dict__["attention_dropout"] = 0.0
 
 
 def choose_attention(setting: str, shared_prefix: bool, device: str) -> str:

@@ -45,12 +45,18 @@ def trajectory(
     )
 
 
-def random_batch(groups: int = 3, members: int = 3, prompt: int = 12, seed: int = 0, step: int = 1) -> Batch:
-    """Groups with a shared prompt and continuations of uneven length: call, observation, answer."""
+def random_batch(
+    groups: int = 3, members: int = 3, prompt: int = 12, seed: int = 0, step: int = 1, examples: int = 0
+) -> Batch:
+    """Groups with a shared prompt and continuations of uneven length: call, observation, answer.
+
+    All prompts begin with the same `examples` tokens.
+    """
     rng = np.random.default_rng(seed)
+    root = rng.integers(3, VOCABULARY, examples)
     made = []
     for group in range(groups):
-        prompt_ids = rng.integers(3, VOCABULARY, prompt + group)
+        prompt_ids = np.concatenate([root, rng.integers(3, VOCABULARY, prompt + group)])
         group_members = []
         for index in range(members):
             call, observation, answer = rng.integers(2, 6, 3)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from buffer.messages import Batch, StopReason
+from learner import batch as batch_module
 from learner.batch import Block, plan
 from tests.unit.learner.support import random_batch, settings, trajectory
 
@@ -66,6 +67,41 @@ def test_members_whose_prompts_differ_share_what_is_equal():
     assert micro.blocks == (Block(0, 2, (1, 2)),)
     assert micro.token_ids[0].tolist() == [1, 2, 3, 4, 9]
     assert micro.predict_from.tolist() == [2, 3, 4]
+
+
+def test_the_examples_that_all_prompts_begin_with_are_laid_out_once(monkeypatch):
+    monkeypatch.setattr(batch_module, "_SHORTEST_ROOT", 2)
+    first = tuple(trajectory(0, i, [1, 2, 3, 4], [20 + i, 9], [1, 1]) for i in range(2))
+    second = tuple(trajectory(1, i, [1, 2, 5], [30 + i, 9], [1, 1]) for i in range(2))
+    micro = one_row(Batch(1, 0, (first, second)))
+    assert micro.root == 2
+    assert micro.token_ids[0].tolist() == [1, 2, 3, 4, 20, 21, 5, 30, 31]
+    assert micro.position_ids[0].tolist() == [0, 1, 2, 3, 4, 4, 2, 3, 3]
+    assert micro.blocks == (Block(2, 2, (1, 1)), Block(6, 1, (1, 1)))
+    assert micro.targets.tolist() == [20, 9, 21, 9, 30, 9, 31, 9]
+    assert micro.predict_from.tolist() == [3, 4, 3, 5, 6, 7, 6, 8]
+
+
+def test_a_question_that_ends_with_the_root_is_predicted_from_the_root(monkeypatch):
+    monkeypatch.setattr(batch_module, "_SHORTEST_ROOT", 2)
+    first = tuple(trajectory(0, i, [1, 2], [20 + i, 9], [1, 1]) for i in range(2))
+    second = tuple(trajectory(1, i, [1, 2, 5], [30 + i, 9], [1, 1]) for i in range(2))
+    micro = one_row(Batch(1, 0, (first, second)))
+    assert micro.root == 2
+    assert micro.predict_from[np.isin(micro.targets, [20, 21])].tolist() == [1, 1]
+
+
+def test_a_short_common_beginning_is_not_worth_a_root():
+    assert one_row(random_batch(examples=10)).root == 0
+    assert one_row(random_batch(examples=40)).root == 40
+    assert one_row(random_batch(examples=40), shared_prefix=False).root == 0
+
+
+def test_the_root_counts_against_the_budget_of_every_row():
+    (update,) = plan(random_batch(groups=6, examples=40), settings(tokens_per_microbatch=100)).updates
+    rows = update.ranks[0]
+    assert len(rows) > 1
+    assert all(row.root == 40 and row.token_ids.shape[1] <= 100 for row in rows)
 
 
 def test_one_token_answers_need_the_prompt_only():

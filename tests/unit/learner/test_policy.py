@@ -1,6 +1,8 @@
 """The packed forward against the plain one: the model sees each trajectory exactly as if it were alone."""
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -58,12 +60,13 @@ def plain_loss_and_gradients(folder, batch):
     [
         {"shared_prefix": True},
         {"shared_prefix": False},
-        {"shared_prefix": True, "tokens_per_microbatch": 40},
+        {"shared_prefix": True, "tokens_per_microbatch": 75},
     ],
 )
-def test_packed_equals_plain_in_loss_and_gradients(model_folder, monkeypatch, dense_limit, changes):
+@pytest.mark.parametrize("examples", [0, 40])  # tokens that all prompts share: without and with a root
+def test_packed_equals_plain_in_loss_and_gradients(model_folder, monkeypatch, dense_limit, changes, examples):
     monkeypatch.setattr(attention, "_DENSE_LIMIT", dense_limit)
-    batch = random_batch()
+    batch = random_batch(examples=examples)
     loss, gradients = loss_and_gradients(tree_policy(model_folder), batch, **changes)
     wanted_loss, wanted = plain_loss_and_gradients(model_folder, batch)
     assert loss == pytest.approx(wanted_loss, abs=1e-5)
@@ -131,6 +134,16 @@ def test_the_reference_of_bfloat16_is_close(model_folder):
     assert (low - exact).abs().mean() < 0.02
 
 
+def test_dropout_is_off_so_that_an_unchanged_policy_repeats(model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    policy = tree_policy(tmp_path / "model")
+    layers = [m for m in policy.modules() if hasattr(m, "attention_dropout")]
+    assert policy.training and layers
+    assert all(layer.attention_dropout == 0.0 for layer in layers)
+
+
 def test_a_model_that_scales_its_logits_is_refused(model_folder):
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     model.config.final_logit_softcapping = 30.0
@@ -140,7 +153,7 @@ def test_a_model_that_scales_its_logits_is_refused(model_folder):
 
 def test_a_block_longer_than_the_sliding_window_is_refused(model_folder):
     parts = attention.attention_parts(
-        plan(random_batch(), settings()).updates[0].ranks[0][0].blocks, 1, torch.float32, CPU
+        0, plan(random_batch(), settings()).updates[0].ranks[0][0].blocks, 1, torch.float32, CPU
     )
     states = torch.zeros(1, 2, 200, 8)
     with pytest.raises(ValueError, match="sliding window of 4"):
