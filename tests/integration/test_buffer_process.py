@@ -37,8 +37,8 @@ from tests.unit.buffer.served import Raw, buffer_spec, client
 from tests.unit.buffer.support import config, member, trajectory
 
 CALL_S = 30.0
-KILLS = 5
-STEPS = 12
+KILLS = 4
+STEPS = 8
 
 
 class BufferProcess:
