@@ -155,9 +155,7 @@ async def _turns(rollouts: Rollouts, state: _State) -> StopReason:
     return StopReason.MAX_TURNS
 
 
-async def _generate(
-    rollouts: Rollouts, state: _State, turn: int, room: int
-) -> tuple[str, bool, list[int]]:
+async def _generate(rollouts: Rollouts, state: _State, turn: int, room: int) -> tuple[str, bool, list[int]]:
     prompt_ids = list(state.recorder.token_ids)
     sampling = replace(rollouts.sampling, max_tokens=min(room, rollouts.limits.max_tokens_per_turn))
     started = time.monotonic()
@@ -172,9 +170,7 @@ async def _generate(
     return text, sampled.finish_reason == "length", prompt_ids
 
 
-def _observe(
-    rollouts: Rollouts, state: _State, prompt_ids: list[int], results: Sequence[ToolResult]
-) -> bool:
+def _observe(rollouts: Rollouts, state: _State, prompt_ids: list[int], results: Sequence[ToolResult]) -> bool:
     """Append the observation, its tool text cut to the room there is. False: not even a cut one fits."""
     recorder = state.recorder
     room = rollouts.limits.max_trajectory_tokens - len(recorder.token_ids) - MIN_TURN_TOKENS

@@ -106,7 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         table.add_row("actors", what, f"{seconds:.1f}", f"{seconds / window_s:.1%}")
     shared = overlap(train, generate) / actors
-    table.add_row("both", "training while actors generated", f"{shared:.1f}", f"{shared / train_s:.1%} of training")
+    table.add_row(
+        "both", "training while actors generated", f"{shared:.1f}", f"{shared / train_s:.1%} of training"
+    )
     Console().print(table)
 
 

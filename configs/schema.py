@@ -182,8 +182,6 @@ class WeightSyncConfig(Section):
 class EvalConfig(Section):
     prompts: Positive = 256
     """Held-out prompts."""
-    every: Annotated[int, Field(ge=0)] = 0
-    """Steps between evaluations during training; 0 evaluates only before and after."""
     before_and_after: bool = True
     """Evaluate the first and the last weights in a training run."""
     concurrency: Positive = 64

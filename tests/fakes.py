@@ -72,6 +72,13 @@ class FakeBuffer:
         self.lost: tuple[str, ...] = ()
         self.drain = False
         self.finish_when_put = True
+        self._beat = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds; looked at after every heartbeat."""
+        while not condition():
+            self._beat.clear()
+            await self._beat.wait()
 
     async def call(self, message: object, timeout_s: float) -> object:
         await asyncio.sleep(0)
@@ -87,6 +94,7 @@ class FakeBuffer:
                 return Ok()
             case Heartbeat():
                 self.beats.append(message)
+                self._beat.set()
                 finished = self.finish_when_put and len(self.put) >= self.expected
                 return HeartbeatAck(0, "tcp://publisher", self.lost, self.drain, finished)
         raise AssertionError(f"unexpected {message}")
@@ -160,7 +168,8 @@ class FakeStatusBuffer:
         if self.silent:
             return None
         roles = tuple(
-            RoleStatus(name.split("-")[0], name, "running", 0, 0, seconds) for name, seconds in self.heard.items()
+            RoleStatus(name.split("-")[0], name, "running", 0, 0, seconds)
+            for name, seconds in self.heard.items()
         )
         reports = tuple(report for report in self.reports if report[0] > since)
         ledger = {"leased": 4, "trained": 3, "running": 1}

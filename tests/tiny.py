@@ -13,7 +13,8 @@ CHATML = (
 CORPUS = [
     "hello hello world calc result answer tool call",
     "<calc>12*7</calc>\n<result>84</result>\n<answer>84</answer>",
-    'What is 12 times 7? <tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7"}}\n</tool_call>',
+    "What is 12 times 7?",
+    '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7"}}\n</tool_call>',
 ]
 
 
@@ -35,7 +36,10 @@ def tiny_tokenizer(chat_template: str | None = CHATML) -> Any:
         ),
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
+        tokenizer_object=inner,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     tokenizer.chat_template = chat_template

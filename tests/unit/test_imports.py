@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("actors", "buffer", "configs", "launcher", "learner", "metrics", "tasks", "toolcall", "weightsync")
+PACKAGES = (
+    "actors",
+    "buffer",
+    "configs",
+    "launcher",
+    "learner",
+    "metrics",
+    "tasks",
+    "toolcall",
+    "weightsync",
+)
 EVERYONE = {"configs", "metrics"}
 ALLOWED = {
     "actors": {
@@ -22,7 +32,14 @@ ALLOWED = {
     },
     "buffer": set(),
     "configs": set(),
-    "launcher": {"actors.preview", "buffer.client", "buffer.messages", "tasks", "toolcall"},
+    "launcher": {
+        "actors.evaluator",
+        "actors.preview",
+        "buffer.client",
+        "buffer.messages",
+        "tasks",
+        "toolcall",
+    },
     "learner": {"buffer.client", "buffer.messages", "weightsync.publisher"},
     "metrics": set(),
     "tasks": {"toolcall"},

@@ -58,7 +58,7 @@ def make_rollouts(
     task: Task | None = None,
     **limits: Any,
 ) -> tuple[Rollouts, FakeEngine, Any]:
-    """Rollouts whose engine writes `turns` one after another; text is tokenised, ids are taken as they are."""
+    """Rollouts whose engine writes `turns` one after another: text is tokenised, ids are as they are."""
     tokenizer = tiny_tokenizer()
     task = task or make_task()
     if callable(turns):

@@ -87,8 +87,7 @@ def test_drain_finishes_the_leases_it_has_and_takes_no_more():
     async def drive():
         engine.generate = gated
         running = asyncio.create_task(actor.run())
-        while not any(beat.state == "draining" for beat in buffer.beats):
-            await asyncio.sleep(0)
+        await buffer.until(lambda: any(beat.state == "draining" for beat in buffer.beats))
         waiting.set()
         await asyncio.wait_for(running, 10)
 
@@ -112,8 +111,7 @@ def test_a_lost_lease_is_given_up():
         running = asyncio.create_task(actor.run())
         await started.wait()
         buffer.lost = ("l0",)
-        while buffer.beats[-1].lease_ids:
-            await asyncio.sleep(0)
+        await buffer.until(lambda: not buffer.beats[-1].lease_ids)
         buffer.drain = True
         await asyncio.wait_for(running, 10)
 

@@ -26,7 +26,7 @@ def hermes(expression: str) -> str:
 
 
 def test_a_call_is_answered_and_the_answer_scored():
-    rollouts, engine, tokenizer = make_rollouts([CALL, ANSWER])
+    rollouts, _, tokenizer = make_rollouts([CALL, ANSWER])
     finished = roll(rollouts)
     trajectory = finished.trajectory
     assert (trajectory.stop_reason, trajectory.reward, trajectory.error) == (StopReason.ANSWER, 1.0, None)
@@ -40,7 +40,7 @@ def test_a_call_is_answered_and_the_answer_scored():
 @pytest.mark.parametrize("syntax", ["tag", "hermes"])
 def test_mask_marks_exactly_the_sampled_tokens(syntax):
     call = CALL if syntax == "tag" else hermes("12*7")
-    rollouts, engine, tokenizer = make_rollouts([call, ANSWER], task=make_task(syntax))
+    rollouts, _engine, tokenizer = make_rollouts([call, ANSWER], task=make_task(syntax))
     t = roll(rollouts).trajectory
     assert len(t.token_ids) == len(t.action_mask) == len(t.logprobs) == len(t.versions)
     sampled = tokenizer.encode(call) + tokenizer.encode(ANSWER)
@@ -62,17 +62,17 @@ def test_t1_sampled_ids_are_kept():
 
 
 def test_t2_lengths_agree_when_decode_then_encode_would_shorten():
-    rollouts, engine, tokenizer = make_rollouts([])
+    _, _, tokenizer = make_rollouts([])
     pieces = [tokenizer.encode(part)[0] for part in "hello world"]
     assert len(tokenizer.encode(tokenizer.decode(pieces))) < len(pieces)
-    rollouts, engine, _ = make_rollouts([pieces])
+    rollouts, _engine, _ = make_rollouts([pieces])
     t = roll(rollouts).trajectory
     assert len(t.token_ids) == len(t.action_mask) == len(t.logprobs) == len(t.versions)
     assert t.action_mask.sum() == len(pieces)
 
 
 def test_t3_sampled_stop_token_is_trained_and_the_header_is_not():
-    rollouts, engine, tokenizer = make_rollouts([hermes("12*7"), ANSWER], task=make_task("hermes"))
+    rollouts, _engine, tokenizer = make_rollouts([hermes("12*7"), ANSWER], task=make_task("hermes"))
     t = roll(rollouts).trajectory
     end = t.turns[0].end
     assert tokenizer.decode(t.token_ids[end - 1 : end]) == "<|im_end|>"
@@ -83,7 +83,7 @@ def test_t3_sampled_stop_token_is_trained_and_the_header_is_not():
 
 
 def test_t4_a_turn_cut_by_max_tokens_ends_truncated():
-    rollouts, engine, tokenizer = make_rollouts([CALL], max_tokens_per_turn=4)
+    rollouts, _engine, _tokenizer = make_rollouts([CALL], max_tokens_per_turn=4)
     t = roll(rollouts).trajectory
     assert t.stop_reason == StopReason.MAX_TOKENS
     assert t.turns[-1].finish_reason == "length"
@@ -140,7 +140,7 @@ def test_c12_an_observation_is_cut_to_fit_and_the_prompt_kept():
 
 
 def test_c12_no_room_for_any_observation_ends_with_context_length():
-    rollouts, engine, tokenizer = make_rollouts([CALL])
+    rollouts, _engine, tokenizer = make_rollouts([CALL])
     needed = len(rollouts.renderer.prompt(rollouts.task.make_messages(ROW))) + len(tokenizer.encode(CALL))
     rollouts, *_ = make_rollouts([CALL], max_trajectory_tokens=needed + 9)
     assert roll(rollouts).trajectory.stop_reason == StopReason.CONTEXT_LENGTH
@@ -148,7 +148,7 @@ def test_c12_no_room_for_any_observation_ends_with_context_length():
 
 def test_t7_tool_text_cannot_become_a_special_token():
     for syntax, call in (("tag", "<calc>evil</calc>"), ("hermes", hermes("evil"))):
-        rollouts, engine, tokenizer = make_rollouts([call, ANSWER], task=make_task(syntax))
+        rollouts, _engine, tokenizer = make_rollouts([call, ANSWER], task=make_task(syntax))
         t = roll(rollouts).trajectory
         turn = t.turns[0]
         observation = t.token_ids[turn.end : turn.observation_end].tolist()

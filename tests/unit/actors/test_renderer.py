@@ -51,7 +51,9 @@ STRIPS_OLD_TURNS = CHATML.replace(
     "message['content']",
     "(message['content'] if loop.last or message['role'] != 'assistant' else 'x')",
 )
-HIDES_TOOLS = CHATML.replace("message['content']", "('' if message['role'] == 'tool' else message['content'])")
+HIDES_TOOLS = CHATML.replace(
+    "message['content']", "('' if message['role'] == 'tool' else message['content'])"
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The `renderers` package's Qwen3 format behind our interface, on a tiny tokenizer with its special tokens."""
+"""The `renderers` package's Qwen3 format behind our interface, on a tiny tokenizer."""
 
 import pytest
 

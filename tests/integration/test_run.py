@@ -1,0 +1,84 @@
+"""The whole path on real parts: Ray, vLLM, ZeroMQ, SQLite, DeepSpeed, gloo."""
+
+import json
+import os
+import signal
+import sqlite3
+
+import psutil
+import pytest
+
+from tests.integration.runs import launch, start, steps_of, write_task
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_task(tmp_path)
+
+
+def options(tmp_path, name="t"):
+    return ("--launch.runs_dir", str(tmp_path / "runs"), "--launch.name", name)
+
+
+def test_a_users_task_trains_and_exports(config, tmp_path):
+    done = launch("--config", str(config), *options(tmp_path))
+    run = tmp_path / "runs" / "t"
+    assert done.returncode == 0, done.stdout
+    assert steps_of(run) == [1, 2, 3]
+    for name in ("config.toml", "metrics.jsonl", "buffer.sqlite", "logs/actor-0.log", "export/config.json"):
+        assert (run / name).exists(), name
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(run / "export")
+
+
+def test_two_actors_and_two_learners(config, tmp_path):
+    done = launch("--config", str(config), "--actors", "2", "--learners", "2", *options(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert steps_of(tmp_path / "runs" / "t") == [1, 2, 3]
+
+
+def test_interrupt_stops_cleanly_and_resume_goes_on(config, tmp_path):
+    process = start("--config", str(config), "--steps", "500", *options(tmp_path))
+    run = tmp_path / "runs" / "t"
+    for line in process.stdout:  # one plain line a step
+        if line.startswith("step") and "2/500" in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == []
+    done_before = max(steps_of(run))
+    done = launch("--resume", str(run), "--steps", str(done_before + 2))
+    assert done.returncode == 0, done.stdout
+    assert max(steps_of(run)) == done_before + 2
+
+
+def test_a_killed_actor_is_replaced_and_the_run_goes_on(config, tmp_path):
+    process = start("--config", str(config), "--steps", "6", *options(tmp_path))
+    output = []
+    for line in process.stdout:
+        output.append(line)
+        if line.startswith("step") and "1/6" in line:
+            break
+    engines = [p for p in psutil.Process(process.pid).children(recursive=True) if "EngineCore" in p.name()]
+    log = (tmp_path / "runs" / "t" / "logs" / "actor-0.log").read_text()
+    pid = int(log.split("pid ")[1].split()[0])
+    os.kill(pid, signal.SIGKILL)
+    rest, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, "".join(output) + rest
+    assert steps_of(tmp_path / "runs" / "t") == [1, 2, 3, 4, 5, 6]
+    assert not any(p.is_running() for p in engines)
+    store = sqlite3.connect(tmp_path / "runs" / "t" / "buffer.sqlite")
+    assert store.execute("pragma integrity_check").fetchone() == ("ok",)
+
+
+def test_eval_measures_a_model_folder(config, tmp_path):
+    out = tmp_path / "eval.json"
+    done = launch("eval", "--config", str(config), "--model", str(tmp_path / "model"), "--out", str(out))
+    assert done.returncode == 0, done.stdout
+    result = json.loads(out.read_text())
+    assert result["greedy"]["n"] == result["sampled"]["n"] > 0
