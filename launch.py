@@ -107,6 +107,15 @@ def status(run: Annotated[Path, typer.Option(help="The run folder, e.g. runs/x."
     _run(lambda: commands.status(run))
 
 
+@app.command()
+def show(
+    run: Annotated[Path, typer.Option(help="The run folder, e.g. runs/x.")],
+    trajectory: Annotated[str | None, typer.Option(help="Its id. Default: the newest with a call.")] = None,
+) -> None:
+    """One trajectory token by token: id, text, action mask, weight version, logprob."""
+    _run(lambda: commands.show(run, trajectory))
+
+
 def _run(command: Callable[[], int]) -> None:
     """Errors that the user can mend are one line; anything else is a bug and shows its traceback."""
     try:

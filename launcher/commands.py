@@ -139,6 +139,24 @@ def status(run: Path) -> int:
     return 0
 
 
+def show(run: Path, trajectory_id: str | None) -> int:
+    """Print one stored trajectory token by token."""
+    from actors.preview import trajectory_table
+    from actors.renderer import load_tokenizer
+    from buffer.reader import NoSuchTrajectory, read_trajectory
+    from launcher.preflight import prepare_model
+    from launcher.prepare import existing_folder
+
+    folder = existing_folder(run)
+    try:
+        trajectory = read_trajectory(folder.store, trajectory_id)
+    except NoSuchTrajectory as error:
+        raise PreflightError(str(error)) from error
+    tokenizer = load_tokenizer(prepare_model(load_config(folder.config).config.model.path))
+    Console(file=sys.stdout).print(trajectory_table(trajectory, tokenizer))
+    return 0
+
+
 def _load(config: Path | None, overrides: Sequence[str], options: Sequence[str]) -> LoadedConfig:
     loaded = load_config(config, overrides, options)
     for warning in loaded.warnings:

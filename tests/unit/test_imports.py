@@ -37,6 +37,7 @@ ALLOWED = {
         "actors.preview",
         "buffer.client",
         "buffer.messages",
+        "buffer.reader",
         "tasks",
         "toolcall",
     },
