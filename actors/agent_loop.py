@@ -80,8 +80,9 @@ async def run_episode(rollouts: Rollouts, lease: Lease, index: int, row: Row) ->
         context=_tool_context(lease, index, row),
     )
     error: str | None = None
+    deadline = asyncio.timeout(limits.trajectory_timeout_s)
     try:
-        async with asyncio.timeout(limits.trajectory_timeout_s) as deadline:
+        async with deadline:
             stop_reason = await _turns(rollouts, state)
     except EngineDied:
         raise

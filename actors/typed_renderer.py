@@ -28,7 +28,8 @@ class TypedRenderer(TokenizerRenderer):
         from renderers import config_from_name, create_renderer
 
         try:
-            self._renderer = create_renderer(tokenizer, config_from_name(name))
+            config: Any = config_from_name(name)
+            self._renderer: Any = create_renderer(tokenizer, config)
         except ValueError as error:
             raise RendererError(f"model.renderer = {name!r}: {error}") from error
         self.stop_token_ids = tuple(self._renderer.get_stop_token_ids())
