@@ -37,8 +37,9 @@ def render_preview(config: RunConfig, task: Task, model_path: Path) -> Text:
     return text
 
 
-def trajectory_table(trajectory: Trajectory, tokenizer: object, context: int = 8) -> Table:
+def trajectory_table(trajectory: Trajectory, model_path: Path, context: int = 8) -> Table:
     """One row a token: id, text, mask, version, logprob. Only the last `context` prompt tokens."""
+    tokenizer = load_tokenizer(model_path)
     table = Table(title=f"{trajectory.trajectory_id}: reward {trajectory.reward}, {trajectory.stop_reason}")
     for column in ("#", "id", "token", "mask", "version", "logprob"):
         table.add_column(column, justify="left" if column == "token" else "right")
@@ -48,7 +49,7 @@ def trajectory_table(trajectory: Trajectory, tokenizer: object, context: int = 8
         table.add_row(
             str(i),
             str(token),
-            repr(tokenizer.decode([token])),  # type: ignore[attr-defined]
+            repr(tokenizer.decode([token])),
             str(int(sampled)),
             str(int(trajectory.versions[i])) if sampled else "",
             f"{trajectory.logprobs[i]:.4f}" if sampled else "",

@@ -142,7 +142,6 @@ def status(run: Path) -> int:
 def show(run: Path, trajectory_id: str | None) -> int:
     """Print one stored trajectory token by token."""
     from actors.preview import trajectory_table
-    from actors.renderer import load_tokenizer
     from buffer.reader import NoSuchTrajectory, read_trajectory
     from launcher.preflight import prepare_model
     from launcher.prepare import existing_folder
@@ -152,8 +151,8 @@ def show(run: Path, trajectory_id: str | None) -> int:
         trajectory = read_trajectory(folder.store, trajectory_id)
     except NoSuchTrajectory as error:
         raise PreflightError(str(error)) from error
-    tokenizer = load_tokenizer(prepare_model(load_config(folder.config).config.model.path))
-    Console(file=sys.stdout).print(trajectory_table(trajectory, tokenizer))
+    model_path = prepare_model(load_config(folder.config).config.model.path)
+    Console(file=sys.stdout).print(trajectory_table(trajectory, model_path))
     return 0
 
 

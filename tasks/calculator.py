@@ -42,10 +42,14 @@ class Shot:
 
 
 SHOTS = (
-    Shot("Tom had 95 eggs and sold 38. How many eggs are left?", "95-38", "57"),
-    Shot("A farm has 6 pens of 14 hens and 9 more hens. How many hens is that?", "6*14+9", "93"),
-    Shot("Mia puts 84 photos into albums of 12. How many albums does she fill?", "84/12", "7"),
-    Shot("Sam buys 3 hats for 15 dollars each and 4 caps for 8 dollars each. How much?", "3*15+4*8", "77"),
+    Shot(
+        "Sam buys 3 hats for 15 dollars each and 4 caps for 8 dollars each. How much in all?",
+        "3*15+4*8",
+        "77",
+    ),
+    Shot("What is 6 times 14 plus 9?", "6*14+9", "93"),
+    Shot("Mia had 95 eggs and gave 38 to Sam. How many eggs are left?", "95-38", "57"),
+    Shot("Tom has 25 eggs and buys 17 more. How many eggs does Tom have now?", "25+17", "42"),
 )
 
 

@@ -125,6 +125,8 @@ ONE_STEP = (
             "There are {a} {things} in one box and {b} in another. How many {things} are there in all?",
             "A shop sold {a} {things} on Monday and {b} on Tuesday. How many {things} did it sell?",
             "{n} counted {a} {things} and {m} counted {b}. How many did they count together?",
+            "What is {a} plus {b}?",
+            "{n} adds {a} and {b}. What is the sum?",
         ),
     ),
     Structure(
@@ -135,6 +137,8 @@ ONE_STEP = (
             "A crate holds {a} {things}, but {b} are broken. How many are not broken?",
             "{n} has {a} {things} and {m} has {b}. How many more does {n} have?",
             "A trip is {a} miles long. {n} has driven {b} miles. How many miles remain?",
+            "What is {a} minus {b}?",
+            "{n} starts with {a} and takes away {b}. What is left?",
         ),
     ),
     Structure(
@@ -145,6 +149,8 @@ ONE_STEP = (
             "{n} reads {b} pages a day for {a} days. How many pages is that?",
             "A hall has {a} rows of {b} seats. How many seats does it have?",
             "{n} buys {a} tickets for {b} dollars each. How much does {n} pay?",
+            "What is {a} times {b}?",
+            "{n} multiplies {a} by {b}. What is the product?",
         ),
     ),
     Structure(
@@ -154,6 +160,8 @@ ONE_STEP = (
             "{n} shares {a} {things} equally among {b} friends. How many does each friend get?",
             "{n} packs {a} {things} into bags of {b}. How many bags are filled?",
             "{b} tickets cost {a} dollars in all. How much is one ticket?",
+            "What is {a} divided by {b}?",
+            "{n} divides {a} by {b}. What is the result?",
         ),
     ),
 )
@@ -164,6 +172,8 @@ TWO_STEPS = (
         (
             "{n} had {a} {things}, got {b} more and then lost {c}. How many {things} are left?",
             "A bus carried {a} people. {b} got on and {c} got off. How many are on the bus?",
+            "What is {a} plus {b} minus {c}?",
+            "{n} adds {a} and {b}, then takes away {c}. What is left?",
         ),
     ),
     Structure(
@@ -172,6 +182,7 @@ TWO_STEPS = (
         (
             "A store had {a} {things}, sold {b} and received {c} new ones. How many does it have now?",
             "{n} had {a} dollars, spent {b} and earned {c}. How many dollars does {n} have?",
+            "What is {a} minus {b} plus {c}?",
         ),
     ),
     Structure(
@@ -180,6 +191,8 @@ TWO_STEPS = (
         (
             "{n} has {a} boxes of {b} {things} and {c} loose {things}. How many {things} in all?",
             "{n} works {a} hours for {b} dollars an hour and gets a tip of {c} dollars. How much is that?",
+            "What is {a} times {b} plus {c}?",
+            "{n} multiplies {a} by {b} and adds {c}. What is the result?",
         ),
     ),
     Structure(
@@ -188,12 +201,17 @@ TWO_STEPS = (
         (
             "{n} bought {a} packs of {b} {things} and gave away {c}. How many {things} are left?",
             "A theater has {a} rows of {b} seats, and {c} seats are taken. How many seats are free?",
+            "What is {a} times {b} minus {c}?",
+            "{n} multiplies {a} by {b} and takes away {c}. What is left?",
         ),
     ),
     Structure(
         "(a+b)/c",
         _shared_sum,
-        ("{n} has {a} {things} and {m} has {b}. They share among {c} people. How many does each get?",),
+        (
+            "{n} has {a} {things} and {m} has {b}. They share among {c} people. How many does each get?",
+            "{n} adds {a} and {b} and divides the sum by {c}. What is the result?",
+        ),
     ),
     Structure(
         "(a-b)/c",
@@ -201,6 +219,7 @@ TWO_STEPS = (
         (
             "{n} had {a} {things}, kept {b} and split the rest equally among {c} friends. "
             "How many did each friend get?",
+            "{n} takes {b} away from {a} and divides the rest by {c}. What is the result?",
         ),
     ),
 )
@@ -211,12 +230,16 @@ THREE_STEPS = (
         (
             "{n} buys {a} pens for {b} dollars each and {c} bags for {d} dollars each. How much in all?",
             "There are {a} boxes of {b} {things} and {c} bags of {d} {things}. How many {things} are there?",
+            "What is {a} times {b} plus {c} times {d}?",
         ),
     ),
     Structure(
         "a*b-c-d",
         _product_two_less,
-        ("{n} had {a} packs of {b} {things}, sold {c} and lost {d}. How many {things} are left?",),
+        (
+            "{n} had {a} packs of {b} {things}, sold {c} and lost {d}. How many {things} are left?",
+            "What is {a} times {b} minus {c} minus {d}?",
+        ),
     ),
     Structure(
         "a+b+c-d",
@@ -224,6 +247,7 @@ THREE_STEPS = (
         (
             "{n} picked {a} {things} on Monday, {b} on Tuesday and {c} on Wednesday, and gave away {d}. "
             "How many are left?",
+            "What is {a} plus {b} plus {c} minus {d}?",
         ),
     ),
     Structure(
@@ -232,11 +256,12 @@ THREE_STEPS = (
         (
             "{n} has {a} boxes of {b} {things} and {c} more. {n} splits them equally among {d} people. "
             "How many does each get?",
+            "{n} multiplies {a} by {b}, adds {c} and divides by {d}. What is the result?",
         ),
     ),
 )
 STEPS = (ONE_STEP, TWO_STEPS, THREE_STEPS)
-STEP_WEIGHTS = (4, 4, 2)
+STEP_WEIGHTS = (5, 3, 2)
 
 
 class WordProblems(Sequence[Row]):

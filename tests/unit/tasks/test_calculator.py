@@ -45,7 +45,13 @@ def test_problems_are_the_same_in_any_order_and_differ_by_seed():
 
 def test_a_seeds_first_problem_does_not_change_between_versions():
     """Results of two runs compare only if their problems are the same."""
-    assert WordProblems(1, 0, held_out=True)[0] == {}
+    assert WordProblems(1, 0, held_out=True)[0] == {
+        "question": "Henry had 186 stickers, kept 36 and split the rest equally among 5 friends. "
+        "How many did each friend get?",
+        "answer": "30",
+        "expression": "(186-36)/5",
+        "operations": 2,
+    }
 
 
 def test_train_and_held_out_never_share_a_problem_whatever_the_seed():
@@ -71,7 +77,7 @@ def test_problems_vary_in_steps_wordings_and_structures():
     rng = random.Random(0)
     rows = [make_problem(rng) for _ in range(2000)]
     counts = {steps: sum(row["operations"] == steps for row in rows) for steps in (1, 2, 3)}
-    assert 700 < counts[1] < 900 and 700 < counts[2] < 900 and 300 < counts[3] < 500
+    assert 900 < counts[1] < 1100 and 500 < counts[2] < 700 and 300 < counts[3] < 500
     assert sum(len(structure.texts) for structures in STEPS for structure in structures) >= 25
     assert all(show(evaluate(row["expression"])) == row["answer"] for row in rows)
 
@@ -92,7 +98,7 @@ def test_the_split_share_is_near_what_it_says():
 def test_tag_examples_are_single_assistant_turns_with_line_breaks_between_tags():
     messages = calculator_task().make_messages({"question": "Q?"})
     assert [m["role"] for m in messages] == ["system", *["user", "assistant"] * 4, "user"]
-    assert messages[2]["content"] == "<calc>95-38</calc>\n<result>57</result>\n<answer>57</answer>"
+    assert messages[2]["content"] == "<calc>3*15+4*8</calc>\n<result>77</result>\n<answer>77</answer>"
     assert messages[-1]["content"] == "Q?"
     assert all("><" not in m["content"] for m in messages[1:])
 
@@ -105,9 +111,9 @@ def test_hermes_examples_are_tool_messages():
         *["user", "assistant", "tool", "assistant"] * 2,
         "user",
     ]
-    assert messages[3]["content"] == "<tool_response>\n57\n</tool_response>"
+    assert messages[3]["content"] == "<tool_response>\n77\n</tool_response>"
     (call,) = task.parser.parse(messages[2]["content"]).calls
-    assert call.arguments == {"expression": "95-38"}
+    assert call.arguments == {"expression": "3*15+4*8"}
 
 
 @pytest.mark.parametrize("syntax", ["tag", "hermes"])
