@@ -80,6 +80,7 @@ class TokenizerRenderer:
         self._tokenizer = tokenizer
         self._parser: Parser = task.parser
         self._schemas = None if task.tools_in_prompt else [tool.schema() for tool in task.tools] or None
+        self._offer = self._offer_for_ignorant_template()
         self._prefill = task.prefill
         self.stop = tuple(task.parser.stop)
         self.stop_token_ids: tuple[int, ...] = (tokenizer.eos_token_id,)
@@ -88,6 +89,19 @@ class TokenizerRenderer:
         return self.literal(self.template(messages) + self._prefill)
 
     def template(self, messages: Sequence[Message]) -> str:
+        return self._apply(_with_system(messages, self._offer) if self._offer else messages)
+
+    def _offer_for_ignorant_template(self) -> str:
+        """What the system message must say because the chat template does not show tools; else empty."""
+        offer = getattr(self._parser, "offer", None)
+        if self._schemas is None or offer is None:
+            return ""
+        probe = [{"role": "user", "content": "Q"}]
+        shown = self._apply(probe)
+        ignored = all(schema["function"]["name"] not in shown for schema in self._schemas)
+        return offer(self._schemas) if ignored else ""
+
+    def _apply(self, messages: Sequence[Message]) -> str:
         return self._tokenizer.apply_chat_template(
             list(messages), tools=self._schemas, add_generation_prompt=True, tokenize=False
         )
@@ -102,6 +116,14 @@ class TokenizerRenderer:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
+    """The conversation with `text` at the end of its system message."""
+    if messages and messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 class InlineRenderer(TokenizerRenderer):

@@ -10,7 +10,9 @@ hold; arguments are complete or absent. Made by `make_parser("hermes")`, called 
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolcall.parsers.results import guarded, shown
@@ -45,6 +47,15 @@ class HermesParser:
 
     def __init__(self, wrap_results: bool = True) -> None:
         self.wrap_results = wrap_results
+
+    def offer(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """Words for the system message that offer the tools, for chat templates that ignore tools."""
+        lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+        return (
+            f"You can call tools. Their signatures, one JSON object a line:\n<tools>\n{lines}\n</tools>\n"
+            f"To call one, write\n{OPEN}\n{EXAMPLE}\n{CLOSE}\n"
+            "and wait for its result."
+        )
 
     def parse(self, text: str, *, truncated: bool = False) -> ParsedTurn:
         return scan(text, _MARKERS, lambda match: _read(text, match, truncated))

@@ -75,6 +75,21 @@ def test_c15_tools_never_offered_by_the_template_are_a_startup_error():
         make_renderer(tiny_tokenizer(), task)
 
 
+def test_a_template_that_ignores_tools_gets_them_in_the_system_message():
+    task = make_task(
+        "hermes",
+        make_messages=lambda row: [{"role": "user", "content": row["question"]}],
+        tools_in_prompt=False,
+    )
+    tokenizer = tiny_tokenizer()
+    renderer = make_renderer(tokenizer, task)
+    text = tokenizer.decode(
+        renderer.prompt([{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}])
+    )
+    assert text.startswith("<|im_start|>system\nS\n\nYou can call tools.")
+    assert '"name": "calculator"' in text and text.count("<|im_start|>system") == 1
+
+
 def test_c15_a_template_that_shows_tools_is_fine():
     template = "{% for t in tools %}{{ t['function']['name'] }}\n{% endfor %}" + CHATML
     task = make_task(
