@@ -6,8 +6,9 @@ Two call syntaxes. `tag`: the call and its result stand inside one assistant tur
     <result>84</result>
     <answer>84</answer>
 
-`hermes`: JSON calls and tool messages. Worked examples are prior turns of the conversation; text in the
-system message taught this model nothing (0 % against 40 %).
+`hermes`: JSON calls and tool messages. Worked examples are prior turns of the conversation; as text in the
+system message they taught this model nothing. Success of the untrained 135M model at T=0.7 on held-out
+problems: tag 27 % (n=256), hermes 18 % (n=128). The last example matters most: the model repeats its operator.
 Called by `tasks.loading`.
 """
 
