@@ -8,7 +8,7 @@ Two call syntaxes. `tag`: the call and its result stand inside one assistant tur
 
 `hermes`: JSON calls and tool messages. Worked examples are prior turns of the conversation; as text in the
 system message they taught this model nothing. Success of the untrained 135M model at T=0.7 on held-out
-problems: tag 27 % (n=256), hermes 18 % (n=128). The last example matters most: the model repeats its operator.
+problems: tag 27 % (n=256), hermes 18 % (n=128).
 Called by `tasks.loading`.
 """
 
