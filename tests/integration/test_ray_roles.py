@@ -13,6 +13,7 @@ import pytest
 from configs.schema import RunConfig
 from launcher.interfaces import Died, Done, Running
 from launcher.ray_roles import RayRoles, cluster
+from tests.integration.processes import is_gone, left_alive
 from tests.integration.small_roles import MODULE, spec
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def run_dir(tmp_path_factory):
     with cluster(RunConfig(), folder, 0):
         yield folder
     left = set(psutil.Process().children(recursive=True)) - before
-    wait_until(lambda: all(not p.is_running() or p.name().startswith("python") for p in left), "Ray is gone")
+    wait_until(lambda: all(is_gone(p) or p.name().startswith("python") for p in left), "Ray is gone")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_a_killed_role_takes_its_children_with_it(roles, run_dir, end):
         os.kill(process.pid, signal.SIGKILL)
         died = end_of(roles, handle)
         assert died == Died("its process died without an exception: killed, or out of memory")
-    wait_until(lambda: not any(p.is_running() for p in family), "the family is gone")
+    assert left_alive(family, DEADLINE_S) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -100,5 +101,4 @@ def test_nothing_outlives_the_launcher(tmp_path, number):
     assert len(family) > 5  # Ray's servers, the role and its children
     launcher.send_signal(number)
     launcher.wait(30)
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert alive == []
+    assert left_alive(family, DEADLINE_S) == []

@@ -8,6 +8,7 @@ import sqlite3
 import psutil
 import pytest
 
+from tests.integration.processes import left_alive
 from tests.integration.runs import launch, start, steps_of, write_task
 
 pytestmark = pytest.mark.slow
@@ -49,8 +50,7 @@ def test_interrupt_stops_cleanly_and_resume_goes_on(config, tmp_path):
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
-    _, alive = psutil.wait_procs(family, timeout=5)
-    assert alive == []
+    assert left_alive(family, 5) == []
     done_before = max(steps_of(run))
     done = launch("--resume", str(run), "--steps", str(done_before + 2))
     assert done.returncode == 0, done.stdout
@@ -71,7 +71,7 @@ def test_a_killed_actor_is_replaced_and_the_run_goes_on(config, tmp_path):
     rest, _ = process.communicate(timeout=240)
     assert process.returncode == 0, "".join(output) + rest
     assert steps_of(tmp_path / "runs" / "t") == [1, 2, 3, 4, 5, 6]
-    assert not any(p.is_running() for p in engines)
+    assert left_alive(engines, 5) == []
     store = sqlite3.connect(tmp_path / "runs" / "t" / "buffer.sqlite")
     assert store.execute("pragma integrity_check").fetchone() == ("ok",)
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from configs.run_folder import RunFolder
+from tests.integration.processes import left_alive
 from tests.integration.weightsync_peers import variant
 from tests.tiny import tiny_model
 
@@ -198,5 +199,5 @@ def test_a_killed_actor_leaves_no_engine_process(rig):
     children = psutil.Process(rig.actor.process.pid).children(recursive=True)
     assert children
     rig.actor.kill()
-    _, alive = psutil.wait_procs(children, timeout=60)
+    alive = left_alive(children, 60)
     assert alive == [], f"{len(alive)} of {len(children)} processes outlived their actor"
