@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,8 @@ def spec(run_dir: Path, role: str, name: str, rank: int = 0) -> RoleSpec:
 if __name__ == "__main__":
     from launcher.ray_roles import RayRoles, cluster
 
+    # A shell that runs the tests in the background ignores SIGINT, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = Path(sys.argv[1])
     with cluster(RunConfig(), folder, 0):
         roles = RayRoles(RunConfig(), "cpu", {"actor": f"{MODULE}:stays"})
