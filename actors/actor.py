@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.agent_loop import Finished, Rollouts, run_episode
-from actors.engine import Sampling
 from actors.renderer import load_tokenizer, make_renderer
 from actors.vllm_engine import VllmEngine
 from buffer.client import AsyncBufferClient
@@ -35,7 +34,6 @@ from configs.run_folder import RunFolder
 from metrics import names
 from metrics.record import Recorder
 from tasks.loading import load_task
-from toolcall.executor import Executor
 from weightsync.receiver import Receiver
 from weightsync.vllm_engine import VllmWeights
 
@@ -59,17 +57,7 @@ async def _main(spec: RoleSpec) -> None:
         VllmWeights(engine.llm), keys, spec.name, config.weightsync.timeout_s, config.weightsync.kv_cache
     )
     engine.cache_salt = lambda: receiver.cache_salt
-    rollouts = Rollouts(
-        task=task,
-        limits=config.task,
-        engine=engine,
-        renderer=renderer,
-        executor=Executor(task.tools),
-        sampling=Sampling(
-            config.actors.temperature, 0, renderer.stop, renderer.stop_token_ids, config.actors.top_p
-        ),
-        actor=spec.name,
-    )
+    rollouts = Rollouts.of(config, task, engine, renderer, spec.name)
     try:
         await client.call(Hello("actor", spec.name), CALL_TIMEOUT_S)
         await Actor(rollouts, client, receiver, spec).run()

@@ -19,7 +19,7 @@ from actors.engine import Engine, EngineDied, Sampling
 from actors.recorder import Recorder
 from actors.renderer import Renderer
 from buffer.messages import Lease, StopReason, Trajectory
-from configs.schema import TaskConfig
+from configs.schema import RunConfig, TaskConfig
 from tasks.scoring import score
 from tasks.types import Episode, Message, Row, Score, Task
 from toolcall.executor import Executor
@@ -42,6 +42,14 @@ class Rollouts:
     executor: Executor
     sampling: Sampling  # `max_tokens` is replaced by what the limits leave
     actor: str = "actor"
+
+    @classmethod
+    def of(cls, config: RunConfig, task: Task, engine: Engine, renderer: Renderer, actor: str) -> Rollouts:
+        """As the config says: the one way in which training and evaluation set an episode up."""
+        sampling = Sampling(
+            config.actors.temperature, 0, renderer.stop, renderer.stop_token_ids, config.actors.top_p
+        )
+        return cls(task, config.task, engine, renderer, Executor(task.tools), sampling, actor)
 
 
 @dataclass

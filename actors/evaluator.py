@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from actors.agent_loop import Finished, Rollouts, run_episode
-from actors.engine import Sampling
 from actors.renderer import load_tokenizer, make_renderer
 from actors.vllm_engine import VllmEngine
 from buffer.messages import Lease
@@ -27,7 +26,6 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from tasks.loading import load_task
 from tasks.types import Row
-from toolcall.executor import Executor
 
 Z_95 = 1.959964
 
@@ -95,15 +93,7 @@ async def run(config: RunConfig, config_dir: Path, model_path: Path, device: str
     renderer = make_renderer(load_tokenizer(model_path), task, config.model.renderer)
     engine = await VllmEngine.start(config, model_path, device, threads, seed=config.seed)
     try:
-        rollouts = Rollouts(
-            task=task,
-            limits=config.task,
-            engine=engine,
-            renderer=renderer,
-            executor=Executor(task.tools),
-            sampling=Sampling(0.0, 0, renderer.stop, renderer.stop_token_ids),
-            actor="eval",
-        )
+        rollouts = Rollouts.of(config, task, engine, renderer, "eval")
         result: dict = {"task": task.name, "model": str(model_path), "seed": config.seed}
         for label, temperature in (("greedy", 0.0), ("sampled", config.actors.temperature)):
             finished = await evaluate(rollouts, rows, temperature, config.eval.concurrency)
