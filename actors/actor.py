@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from actors.agent_loop import Finished, Rollouts, run_episode
@@ -56,7 +56,6 @@ async def _main(spec: RoleSpec) -> None:
     receiver = Receiver(
         VllmWeights(engine.llm), keys, spec.name, config.weightsync.timeout_s, config.weightsync.kv_cache
     )
-    engine.cache_salt = lambda: receiver.cache_salt
     rollouts = Rollouts.of(config, task, engine, renderer, spec.name)
     try:
         await client.call(Hello("actor", spec.name), CALL_TIMEOUT_S)
@@ -77,6 +76,8 @@ class Weights(Protocol):
 
     version: int
 
+    @property
+    def cache_salt(self) -> str | None: ...
     def set_endpoint(self, endpoint: str) -> None: ...
     async def run(self) -> None: ...
     def take_metrics(self) -> dict[str, float]: ...
@@ -87,6 +88,7 @@ class _Group:
     """A leased group and its episodes' tasks, by member index."""
 
     lease: Lease
+    rollouts: Rollouts
     episodes: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
 
@@ -149,7 +151,10 @@ class Actor:
             return
 
     def _start_group(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
-        group = self._groups[lease.lease_id] = _Group(lease)
+        # One salt for all turns of all members: each turn finds the KV of the turn before even if weights
+        # changed in between, and the group's prompt is prefilled once.
+        sampling = replace(self._rollouts.sampling, cache_salt=self._weights.cache_salt)
+        group = self._groups[lease.lease_id] = _Group(lease, replace(self._rollouts, sampling=sampling))
         for index in lease.missing:
             group.episodes[index] = tasks.create_task(
                 self._roll(group, index), name=f"{lease.group_id}/{index}"
@@ -160,7 +165,7 @@ class Actor:
         lease = group.lease
         train = self._rollouts.task.train
         try:
-            finished = await run_episode(self._rollouts, lease, index, train[lease.prompt_index])
+            finished = await run_episode(group.rollouts, lease, index, train[lease.prompt_index])
             self._count(finished)
             await self._call(PutTrajectory(finished.trajectory))
         finally:

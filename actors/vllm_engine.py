@@ -8,7 +8,7 @@ The same recipe on both: token ids in, FINAL_ONLY out, logprobs of the distribut
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,6 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         self.llm = llm
-        self.cache_salt: Callable[[], str | None] = lambda: None
-        """Set by the actor: keeps new requests off prefix blocks of older weights where KV is kept."""
         self._dead_error = EngineDeadError
 
     @classmethod
@@ -98,9 +96,8 @@ class VllmEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Sampled:
         prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
-        salt = self.cache_salt()
-        if salt is not None:
-            prompt["cache_salt"] = salt
+        if sampling.cache_salt is not None:
+            prompt["cache_salt"] = sampling.cache_salt
         try:
             final = None
             async for output in self.llm.generate(prompt, _vllm_sampling(sampling), request_id):

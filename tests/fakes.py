@@ -104,6 +104,7 @@ class FakeWeights:
     """Weights that never change; remembers the endpoint it was told."""
 
     version = 0
+    cache_salt: str | None = None
     endpoint: str | None = None
 
     def set_endpoint(self, endpoint: str) -> None:

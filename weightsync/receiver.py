@@ -141,11 +141,12 @@ class Receiver:
 
     @property
     def cache_salt(self) -> str | None:
-        """Give this with every new prompt (vLLM's `cache_salt`).
+        """vLLM's `cache_salt` for all requests of a trajectory that starts now.
 
-        With kv_cache = "keep" it keeps new requests off prefix blocks of older weights; else None.
+        With kv_cache = "keep" it keeps new trajectories off prefix blocks of older weights; else None.
+        The source is part of it, since a restarted learner may reuse version numbers.
         """
-        return str(self.version) if self._kv_cache == "keep" else None
+        return f"{self._source}/{self.version}" if self._kv_cache == "keep" else None
 
     async def wait_for_version(self, version: int, timeout_s: float) -> None:
         """Until the engine serves `version` or a newer one. Raises TimeoutError."""

@@ -17,7 +17,11 @@ from tests.unit.actors.support import make_lease, make_rollouts
 CONFIG = {"buffer": {"heartbeat_s": 0.01, "lease_timeout_s": 1}, "actors": {"max_groups_in_flight": 2}}
 
 
-def make_actor(buffer, script=lambda tokenizer: tokenizer.encode("<answer>84</answer><|im_end|>")):
+def make_actor(
+    buffer,
+    script=lambda tokenizer: tokenizer.encode("<answer>84</answer><|im_end|>"),
+    weights=None,
+):
     rollouts, engine, tokenizer = make_rollouts(lambda *_: script(tokenizer))
     spec = RoleSpec(
         role="actor",
@@ -34,7 +38,7 @@ def make_actor(buffer, script=lambda tokenizer: tokenizer.encode("<answer>84</an
         device="cpu",
         threads=1,
     )
-    return Actor(rollouts, buffer, FakeWeights(), spec), engine
+    return Actor(rollouts, buffer, weights or FakeWeights(), spec), engine
 
 
 def leases(count: int, size: int = 2):
@@ -117,6 +121,26 @@ def test_a_lost_lease_is_given_up():
 
     asyncio.run(drive())
     assert buffer.put == [] and buffer.returned == []
+
+
+def test_all_turns_of_a_group_share_the_cache_salt_of_its_start():
+    """Or a turn after a weight update would prefill its whole trajectory again."""
+    weights = FakeWeights()
+    weights.cache_salt = "v1"
+    turns = iter(["<calc>12*7</calc><|im_end|>"] * 2 + ["<answer>84</answer><|im_end|>"] * 2)
+    actor, engine = make_actor(
+        FakeBuffer(leases(1)), lambda tokenizer: tokenizer.encode(next(turns)), weights
+    )
+    generate = engine.generate
+
+    async def generate_and_update(*arguments):
+        sampled = await generate(*arguments)
+        weights.cache_salt = "v2"
+        return sampled
+
+    engine.generate = generate_and_update
+    run(actor)
+    assert [sampling.cache_salt for _, sampling, _ in engine.requests] == ["v1"] * 4
 
 
 def test_m7_a_dead_engine_ends_the_actor_with_its_cause():

@@ -57,8 +57,8 @@ def test_every_receiver_gets_every_version():
     run(scenario())
 
 
-@pytest.mark.parametrize(("kv_cache", "clears", "salt"), [("keep", False, "1"), ("recompute", True, None)])
-def test_kv_cache_decides_whether_the_engine_forgets(kv_cache, clears, salt):
+@pytest.mark.parametrize(("kv_cache", "clears"), [("keep", False), ("recompute", True)])
+def test_kv_cache_decides_whether_the_engine_forgets(kv_cache, clears):
     async def scenario():
         keys, engine = new_keys(), StagedEngine()
         with publisher(keys) as learner:
@@ -67,7 +67,24 @@ def test_kv_cache_decides_whether_the_engine_forgets(kv_cache, clears, salt):
                 learner.publish(1, weights(1))
                 await receiver.wait_for_version(1, WAIT_S)
         assert engine.swaps == [(1, clears)]
-        assert receiver.cache_salt == salt
+        assert (receiver.cache_salt is None) == clears
+
+    run(scenario())
+
+
+def test_no_two_weights_share_a_cache_salt_even_when_a_restarted_learner_counts_again():
+    async def scenario():
+        keys, engine = new_keys(), StagedEngine()
+        receiver = Receiver(engine, keys, "actor-0", WAIT_S, "keep")
+        salts = [receiver.cache_salt]
+        async with running(receiver):
+            for value in (1, 2):
+                with publisher(keys) as learner:
+                    receiver.set_endpoint(learner.endpoint)
+                    learner.publish(1, weights(value))
+                    await asyncio.to_thread(wait_until_joined, learner)
+                    salts.append(receiver.cache_salt)
+        assert len(set(salts)) == 3
 
     run(scenario())
 
