@@ -200,7 +200,8 @@ class Broker:
 
     def _lease_new(self, request: LeaseRequest, granted: int, oldest: int, now: float) -> list[Lease]:
         outstanding = self._batches.outstanding(len(self._running))
-        capacity = limiter.capacity(self._limits, outstanding, self._batches.committed_step)
+        lag = max(0, self._batches.version - request.version)
+        capacity = limiter.capacity(self._limits, outstanding, self._batches.committed_step, lag)
         actors = self._roles.live_actors(now, oldest) | {request.actor}
         share = limiter.fair_share(self._limits, len(actors)) - len(self._leases.of_actor(request.actor))
         count = min(request.max_groups - granted, capacity, share)

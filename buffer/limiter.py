@@ -1,7 +1,7 @@
 """How many new groups may be leased now: the one rule that bounds staleness and applies backpressure.
 
-Invariant: a group leased at version v, and trained in its turn, is handed out at a version of at most
-v + max_staleness. Pure arithmetic; called by `buffer.broker` for every lease request.
+Invariant: a group leased to an engine that serves version v, and trained in its turn, is handed out at a
+version of at most v + max_staleness. Pure arithmetic; called by `buffer.broker` for every lease request.
 
 The rule of the design, with G groups per published version, counted since version 0:
 
@@ -14,6 +14,9 @@ version · G were trained before the newest version and the rest since, so versi
 
 The second form needs no history: a run may be resumed with another batch size, another limit or a
 rewound version, and the rule still holds for what is in flight from then on.
+
+`version` is the one that the asking actor's engine serves, which lags behind the newest while weights
+travel: its next tokens are of that version, whatever the learner has published since.
 """
 
 from __future__ import annotations
@@ -32,9 +35,13 @@ class Limits:
     steps: int
 
     @property
+    def groups_per_version(self) -> int:
+        return self.groups_per_batch * self.publish_every
+
+    @property
     def max_outstanding(self) -> int:
         """Groups that may be on their way to the next versions at once."""
-        return (self.max_staleness + 1) * self.groups_per_batch * self.publish_every
+        return (self.max_staleness + 1) * self.groups_per_version
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,13 @@ class Outstanding:
         return self.running + self.ready + self.bound
 
 
-def capacity(limits: Limits, outstanding: Outstanding, committed_step: int) -> int:
-    """New groups that may be leased now; never more than the steps that are left can train."""
-    by_staleness = limits.max_outstanding - outstanding.untrained - outstanding.unpublished
+def capacity(limits: Limits, outstanding: Outstanding, committed_step: int, lag: int = 0) -> int:
+    """New groups that may be leased now; never more than the steps that are left can train.
+
+    `lag`: versions by which the asking engine is behind the newest.
+    """
+    by_staleness = limits.max_outstanding - lag * limits.groups_per_version
+    by_staleness -= outstanding.untrained + outstanding.unpublished
     steps_left = limits.steps - committed_step
     by_need = steps_left * limits.groups_per_batch - outstanding.untrained
     return max(0, min(by_staleness, by_need))

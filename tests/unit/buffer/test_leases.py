@@ -104,6 +104,17 @@ def test_weights_that_are_too_old_get_no_lease(open_buffer):
     assert buffer.grant(version=1).leases
 
 
+def test_an_engine_that_waits_for_weights_gets_no_lease_that_would_come_out_stale(open_buffer):
+    """The learner has published 1, the engine still serves 0: what it samples now is of version 0, and the
+    place that version 1 made would be handed out at version 2."""
+    buffer = open_buffer(staleness=1, batch=4)
+    for lease in buffer.lease(most=8):
+        buffer.complete(lease)
+    buffer.train(1)
+    assert buffer.grant(version=0).reason == "capacity"
+    assert len(buffer.grant(version=1, most=8).leases) == 4
+
+
 def test_on_policy_makes_progress(open_buffer):
     buffer = open_buffer(staleness=0, batch=2)
     for step in range(1, 6):
