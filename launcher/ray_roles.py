@@ -22,8 +22,10 @@ from typing import Any, Literal
 
 import psutil
 
-# Read by Ray at its import: no idle workers, no usage report, agents that give up soon on a dead cluster.
+# Read by Ray at its import: no idle workers, no usage report, agents that give up soon on a dead cluster,
+# roles at the launcher's own priority (Ray's default of nice 15 lets any other work starve a run).
 os.environ.update(
+    RAY_worker_niceness="0",
     RAY_enable_worker_prestart="0",
     RAY_prestart_worker_first_driver="0",
     RAY_USAGE_STATS_ENABLED="0",
