@@ -1,0 +1,140 @@
+"""Running code in boxes: what comes back, the limits, sessions, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from toolcall.sandbox import Ended, Limits, Sandbox, SandboxUnavailable
+
+SMALL = Limits(wall_s=20, cpu_s=10, memory_mb=128, disk_mb=8, processes=8, output_bytes=10_000)
+
+
+def in_sandbox(body: Callable[[Sandbox], Coroutine[Any, Any, Any]], limits: Limits = SMALL) -> Any:
+    """What `body` returns in a sandbox. Skips the test where the machine has none."""
+
+    async def main() -> Any:
+        sandbox = Sandbox(limits)
+        try:
+            await sandbox.start()
+        except SandboxUnavailable as error:
+            pytest.skip(str(error))
+        async with sandbox:
+            return await body(sandbox)
+
+    return asyncio.run(main())
+
+
+def test_output_exit_code_stdin_and_files_come_through():
+    async def body(sandbox):
+        code = (
+            "import sys; print(input(), open('data/x.txt').read()); print('no', file=sys.stderr); sys.exit(3)"
+        )
+        return await sandbox.run(code, stdin="in\n", files={"data/x.txt": "file"})
+
+    result = in_sandbox(body)
+    assert (result.ended, result.exit_code, result.stdout) == (Ended.EXITED, 3, "in file\n")
+    assert result.stderr == "no\n"
+    assert not result.ok
+
+
+def test_an_exception_is_a_traceback_of_the_code_alone():
+    result = in_sandbox(lambda sandbox: sandbox.run("def f():\n    return 1 / 0\n\nf()"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        'Traceback (most recent call last):\n  File "<code>", line 4, in <module>'
+    )
+    assert "return 1 / 0" in result.stderr and "worker.py" not in result.stderr
+
+
+def test_a_script_ends_as_a_script_does():
+    code = (
+        "import atexit, threading\n"
+        "said = threading.Event()\n"
+        "atexit.register(lambda: print('exit function'))\n"
+        "threading.Thread(target=lambda: (said.wait(), print('thread'))).start()\n"
+        "print('main', __name__)\n"
+        "said.set()\n"
+    )
+    result = in_sandbox(lambda sandbox: sandbox.run(code))
+    assert result.stdout == "main __main__\nthread\nexit function\n"
+
+
+def test_echo_prints_the_value_of_the_last_expression():
+    async def body(sandbox):
+        return [
+            (await sandbox.run(code, echo=True)).stdout for code in ("1 + 1", "x = 1", "None", "print(3)")
+        ]
+
+    assert in_sandbox(body) == ["2\n", "", "", "3\n"]
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"),
+    [
+        ("print('before', flush=True)\nwhile True: pass", Ended.CPU),
+        ("import time\nprint('before', flush=True)\ntime.sleep(600)", Ended.TIMEOUT),
+        ("print('before', flush=True)\nwhile True: print('x' * 1000)", Ended.OUTPUT),
+        ("import os, signal\nprint('before', flush=True)\nos.kill(os.getpid(), 11)", Ended.SIGNALLED),
+    ],
+)
+def test_who_ended_a_run_is_told_with_the_output_before_it(code, ended):
+    limits = Limits(wall_s=1.5, cpu_s=0.2, memory_mb=128, disk_mb=8, processes=8, output_bytes=10_000)
+    result = in_sandbox(lambda sandbox: sandbox.run(code, limits=limits))
+    assert result.ended is ended
+    assert result.stdout.startswith("before\n") and len(result.stdout) <= limits.output_bytes
+
+
+def test_memory_beyond_the_limit_is_a_memory_error():
+    result = in_sandbox(lambda sandbox: sandbox.run("x = bytearray(400 << 20)"))
+    assert "MemoryError" in result.stderr
+
+
+def test_no_state_passes_from_one_run_to_the_next():
+    async def body(sandbox):
+        await sandbox.run("import math; math.pi = 3; leak = 1; open('/tmp/leak', 'w').write('x')")
+        return await sandbox.run(
+            "import math, os; print(math.pi > 3, 'leak' in globals(), os.listdir('/tmp'))"
+        )
+
+    assert in_sandbox(body).stdout == "True False []\n"
+
+
+def test_a_session_keeps_variables_and_files_of_its_own():
+    async def body(sandbox):
+        async with sandbox.session() as one, sandbox.session() as two:
+            await one.run("x = 1; open('f', 'w').write('one')")
+            await two.run("x = 2; open('f', 'w').write('two')")
+            code = "print(x, open('f').read())"
+            return (await one.run(code)).stdout, (await two.run(code)).stdout
+
+    assert in_sandbox(body) == ("1 one\n", "2 two\n")
+
+
+def test_a_session_survives_exceptions_and_sys_exit_but_not_a_broken_limit():
+    async def body(sandbox):
+        async with sandbox.session(limits=Limits(wall_s=20, cpu_s=0.2)) as session:
+            codes = [(await session.run(code)).exit_code for code in ("x = 5", "1/0", "raise SystemExit(4)")]
+            kept = (await session.run("x", echo=True)).stdout
+            ended = (await session.run("while True: pass")).ended
+            with pytest.raises(SandboxUnavailable, match="has ended"):
+                await session.run("x")
+            return codes, kept, ended
+
+    assert in_sandbox(body) == ([0, 1, 4], "5\n", Ended.CPU)
+
+
+def test_a_run_that_is_cancelled_leaves_no_process(tmp_path):
+    async def body(sandbox):
+        async with sandbox.session() as session:
+            task = asyncio.create_task(session.run("import time\nwhile True: time.sleep(1)"))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+            assert not session.alive
+        return (await sandbox.run("print('next')")).stdout
+
+    assert in_sandbox(body) == "next\n"

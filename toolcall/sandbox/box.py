@@ -1,0 +1,276 @@
+"""A box: a process id 1 of its own that runs one piece of code, or a session, and ends with everything in it.
+
+Invariant: when this process ends, for whatever reason, the kernel kills every process of its namespace; the
+caller ends it by closing the socket. It trusts nothing that the worker says or does: limits are enforced from
+here over all processes together, and a worker that breaks the control channel is killed.
+Forked by `toolcall.sandbox.forkserver`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from toolcall.sandbox import kernel, wire, worker
+from toolcall.sandbox.types import Ended, Limits, RunResult
+
+WATCH_S = 0.05  # between looks at the memory and CPU of all processes
+CALLER_S = 10.0  # for the caller to take an answer
+CONTROL_S = 2.0  # for a session's worker to take a request
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def serve(caller: socket.socket, filter_: bytes) -> NoReturn:
+    """Answer the caller's requests until it closes, or a run ends the worker. Never returns."""
+    try:
+        _answer_requests(caller, filter_)
+    except BaseException as error:  # noqa: BLE001 - an answer for the caller, who may have gone
+        with contextlib.suppress(OSError):
+            wire.send(caller, {"error": f"{type(error).__name__}: {error}"})
+    finally:
+        os._exit(0)
+
+
+def _answer_requests(caller: socket.socket, filter_: bytes) -> None:
+    kernel.set_dumpable(False)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # of the signals from inside, only those with a handler arrive
+    caller.settimeout(CALLER_S)
+    request = wire.receive(caller)
+    if request is None:
+        return
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "subset=pid")
+    box = _Box(caller, Limits(**request["limits"]), filter_)
+    box.start(request)
+    while request is not None:
+        result = box.run(request)
+        wire.send(caller, {**vars(result), "alive": box.alive})
+        if not box.alive:
+            return
+        box.freeze()
+        caller.settimeout(None)  # between calls; the caller's end closes it
+        request = wire.receive(caller)
+        caller.settimeout(CALLER_S)
+
+
+@dataclass
+class _Usage:
+    """What the box's processes have used up."""
+
+    cpu_s: float
+    memory: int  # bytes of their own, not of the fork server's
+
+
+@dataclass
+class _Box:
+    caller: socket.socket
+    limits: Limits
+    filter: bytes
+    alive: bool = True
+    control: socket.socket | None = None  # to a session's worker
+    worker: int = 0
+    status: int | None = None  # the worker's, once it has ended
+    pipes: dict[int, list[bytes]] = field(default_factory=dict)  # of stdout and stderr: what came out
+    reaped_cpu_s: float = 0.0
+    cpu_before_s: float = 0.0
+    base_memory: int = 0
+
+    def start(self, request: dict[str, Any]) -> None:
+        """Fork the worker. A single run's worker takes the request along and has no control channel."""
+        size = f"size={self.limits.disk_mb}m,nr_inodes=16384,mode=700"
+        kernel.mount("box", worker.HOME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
+        self.base_memory = _memory(1)
+        out, err = os.pipe(), os.pipe()
+        ours, theirs = socket.socketpair() if request["session"] else (None, None)
+        self.worker = os.fork()
+        if self.worker == 0:
+            try:
+                os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+                os.dup2(out[1], 1)
+                os.dup2(err[1], 2)
+                if theirs is None:
+                    worker.run_once(request, self.limits, self.filter)
+                worker.run_session(theirs, self.limits, self.filter)
+            except BaseException as error:  # noqa: BLE001 - reported as the run's own output
+                os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
+            finally:
+                os._exit(1)
+        for descriptor in (out[1], err[1]):
+            os.close(descriptor)
+        for descriptor in (out[0], err[0]):
+            os.set_blocking(descriptor, False)
+            self.pipes[descriptor] = []
+        if ours is not None and theirs is not None:
+            theirs.close()
+            ours.settimeout(CONTROL_S)
+            self.control = ours
+
+    def run(self, request: dict[str, Any]) -> RunResult:
+        """Run one request to its end, whoever ends it."""
+        started = time.monotonic()
+        self.pipes = {descriptor: [] for descriptor in self.pipes}
+        self.cpu_before_s = self._usage().cpu_s
+        exit_code = None
+        ended = self._hand_over(request)
+        if ended is None:
+            ended, exit_code = self._watch(started + self.limits.wall_s)
+        if ended is not Ended.EXITED or self.control is None:
+            self.alive = False
+        self._drain()
+        stdout, stderr = (self._text(parts) for parts in self.pipes.values())
+        wall_s, cpu_s = time.monotonic() - started, self._usage().cpu_s - self.cpu_before_s
+        return RunResult(ended, exit_code, stdout, stderr, wall_s, cpu_s)
+
+    def freeze(self) -> None:
+        """Stop all but this process, so that a session uses no CPU between calls."""
+        _signal_all(signal.SIGSTOP)
+
+    def _hand_over(self, request: dict[str, Any]) -> Ended | None:
+        """Wake a session's worker and give it the request."""
+        if self.control is None:
+            return None
+        _signal_all(signal.SIGCONT)
+        try:
+            wire.send(self.control, {key: request[key] for key in ("code", "stdin", "files", "echo")})
+        except OSError:  # it closed the channel, or does not read
+            return Ended.BROKEN
+        return None
+
+    def _watch(self, deadline: float) -> tuple[Ended, int | None]:
+        """Until the run ends or breaks a limit. Also ends this process if the caller has gone."""
+        poll = select.poll()
+        for descriptor in self.pipes:
+            poll.register(descriptor, select.POLLIN)
+        poll.register(self.caller, select.POLLRDHUP)
+        if self.control is not None:
+            poll.register(self.control, select.POLLIN)
+        pidfd = os.pidfd_open(self.worker)
+        poll.register(pidfd, select.POLLIN)
+        look = time.monotonic() + WATCH_S
+        try:
+            while True:
+                now = time.monotonic()
+                for descriptor, _ in poll.poll(max(0, min(deadline, look) - now) * 1000):
+                    if descriptor == self.caller.fileno():
+                        os._exit(0)
+                    if descriptor == pidfd:
+                        return self._worker_ended()
+                    if self.control is not None and descriptor == self.control.fileno():
+                        return self._answered()
+                    if not self._read(descriptor):
+                        poll.unregister(descriptor)
+                if self._written() > self.limits.output_bytes:
+                    return Ended.OUTPUT, None
+                now = time.monotonic()
+                if now >= deadline:
+                    return Ended.TIMEOUT, None
+                if now >= look:
+                    look = now + WATCH_S
+                    if (broken := self._broken_limit()) is not None:
+                        return broken, None
+        finally:
+            os.close(pidfd)
+
+    def _worker_ended(self) -> tuple[Ended, int | None]:
+        self._reap()
+        if self.status is None:
+            return Ended.BROKEN, None
+        code = os.waitstatus_to_exitcode(self.status)
+        self.alive = False
+        return (Ended.SIGNALLED if code < 0 else Ended.EXITED), code
+
+    def _answered(self) -> tuple[Ended, int | None]:
+        """The worker says that the request is done: exactly one exit code, or the session is over."""
+        assert self.control is not None
+        answer = self.control.recv(64)
+        if len(answer) != worker.EXIT_CODE.size:
+            self._reap()
+            if not answer and self.status is not None:
+                return self._worker_ended()
+            return Ended.BROKEN, None
+        return Ended.EXITED, worker.EXIT_CODE.unpack(answer)[0]
+
+    def _broken_limit(self) -> Ended | None:
+        usage = self._usage()
+        if usage.memory > self.limits.memory_mb << 20:
+            return Ended.MEMORY
+        if usage.cpu_s - self.cpu_before_s > self.limits.cpu_s:
+            return Ended.CPU
+        return None
+
+    def _usage(self) -> _Usage:
+        self._reap()
+        usage = _Usage(self.reaped_cpu_s, 0)
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or name == "1":
+                continue
+            try:
+                usage.cpu_s += _cpu_s(int(name))
+                usage.memory += max(0, _memory(int(name)) - self.base_memory)
+            except (OSError, ValueError, IndexError):  # it has just ended
+                continue
+        return usage
+
+    def _reap(self) -> None:
+        """Collect what has ended: the worker, and orphans, which become this process's children."""
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.reaped_cpu_s += used.ru_utime + used.ru_stime
+            if pid == self.worker:
+                self.status = status
+
+    def _read(self, descriptor: int) -> bool:
+        """Take what a pipe holds now, one piece; False at its end."""
+        try:
+            part = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return True
+        self.pipes[descriptor].append(part)
+        return bool(part)
+
+    def _drain(self) -> None:
+        """What was written before the end and not yet read; who still holds a pipe open is not waited for."""
+        for descriptor, parts in self.pipes.items():
+            while self._written() <= self.limits.output_bytes:
+                before = len(parts)
+                if not self._read(descriptor) or len(parts) == before:
+                    break
+
+    def _written(self) -> int:
+        return sum(len(part) for parts in self.pipes.values() for part in parts)
+
+    def _text(self, parts: list[bytes]) -> str:
+        return b"".join(parts)[: self.limits.output_bytes].decode("utf-8", "replace")
+
+
+def _signal_all(number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, number)  # every process of the namespace but this one
+
+
+def _memory(pid: int) -> int:
+    """Bytes of a process's own memory: resident and not shared with a file."""
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        fields = file.read().split()
+    return (int(fields[1]) - int(fields[2])) * _PAGE
+
+
+def _cpu_s(pid: int) -> float:
+    """Seconds of a process and of its children that it waited for."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()  # a process may have any name
+    return sum(int(field) for field in fields[11:15]) / _TICK
