@@ -13,7 +13,7 @@ from typing import Any
 
 from buffer import groups, ledger, limiter
 from buffer.batches import Batches, RequestError
-from buffer.codec import encode_trajectory
+from buffer.codec import ReceivedPut, encode_trajectory
 from buffer.groups import COMPLETE, Group, ReadyGroup
 from buffer.leases import MAX_EXPIRIES, Held, LeaseBook, LeaseEnd, LeaseTimes
 from buffer.ledger import Ledger, Places
@@ -95,6 +95,7 @@ class Broker:
             Heartbeat: self._heartbeat,
             ReturnLeases: self._return,
             PutTrajectory: self._put,
+            ReceivedPut: self._put,
             GetBatch: self._get_batch,
             CommitStep: self._commit,
             Checkpointed: self._checkpointed,
@@ -272,7 +273,9 @@ class Broker:
         if trajectory.index in group.rewards:
             return self._put_late(trajectory)
         versions = versions_of(trajectory)
-        self._store.put(trajectory, versions, encode_trajectory(trajectory))
+        received = isinstance(request, ReceivedPut)
+        payload = request.payload if received else encode_trajectory(trajectory)
+        self._store.put(trajectory, versions, payload)
         group.add(trajectory.index, trajectory.reward, *versions)
         self._leases.renew(trajectory.actor, (trajectory.lease_id,), now)
         if not group.missing:

@@ -12,11 +12,10 @@ import asyncio
 import itertools
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from buffer.codec import decode, encode
 from buffer.messages import GetBatch, Refused
@@ -108,82 +107,101 @@ def _reply(socket: zmq.Socket, request_id: bytes, until: float) -> bytes | None:
 class _Pending:
     """A request in flight."""
 
+    message: Any
     request_id: bytes
     body: bytes
-    sent_at: float = 0.0
-    reply: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    reply: asyncio.Future[bytes]
+    attempt: int = 0
+    due: float = 0.0  # when it is sent again
 
 
 class AsyncBufferClient:
-    """For asyncio; any number of calls at once, all in one event loop."""
+    """For asyncio; any number of calls at once, all in one event loop.
+
+    The socket is a plain one that the loop watches: pyzmq's futures for each message cost more than the
+    message.
+    """
 
     def __init__(self, endpoint: str, keys: CurveKeys, role: str, name: str) -> None:
         self._endpoint, self._keys, self._who = endpoint, keys, f"{role} {name}"
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket: Any = None
-        self._receiver: asyncio.Task[None] | None = None
         self._pending: dict[bytes, _Pending] = {}
         self._ids = _request_ids()
+        self._resender: asyncio.TimerHandle | None = None
 
     async def call(self, message: Any, timeout_s: float) -> Any:
         """The reply to `message`. Raises BufferUnreachable after `timeout_s`, or BufferRefused."""
-        deadline = time.monotonic() + timeout_s
-        pending = _Pending(next(self._ids), encode(message))
+        loop = asyncio.get_running_loop()
+        pending = _Pending(message, next(self._ids), encode(message), loop.create_future())
         self._pending[pending.request_id] = pending
         try:
-            if self._socket is None:
-                self._reopen()
-            else:
-                self._send(pending)
-            for attempt in itertools.count():
-                if await self._replied(pending, _attempt_s(attempt, message), deadline):
-                    return _unwrap(pending.reply.result(), message)
-                if time.monotonic() >= deadline:
-                    break
-                self._reopen()
+            async with asyncio.timeout(timeout_s):
+                if self._socket is None:
+                    self._reopen()
+                else:
+                    self._send(pending)
+                return _unwrap(await pending.reply, message)
+        except TimeoutError:
+            raise _unreachable(self._endpoint, self._who, message, timeout_s) from None
         finally:
             del self._pending[pending.request_id]
-        raise _unreachable(self._endpoint, self._who, message, timeout_s)
-
-    async def _replied(self, pending: _Pending, patience_s: float, deadline: float) -> bool:
-        """Wait for one attempt; it starts anew if another call's reopening sent this request again."""
-        while True:
-            until = min(pending.sent_at + patience_s, deadline)
-            left = until - time.monotonic()
-            if left <= 0:
-                return pending.reply.done()
-            await asyncio.wait((pending.reply,), timeout=left)
-            if pending.reply.done():
-                return True
 
     def _send(self, pending: _Pending) -> None:
-        pending.sent_at = time.monotonic()
+        loop = asyncio.get_running_loop()
+        patience_s = _attempt_s(pending.attempt, pending.message)
+        pending.due, pending.attempt = loop.time() + patience_s, pending.attempt + 1
         self._socket.send_multipart([pending.request_id, pending.body])  # never blocks: no high-water mark
+        # Sending may have taken the edge that announces a reply, so look for one.
+        loop.call_soon(self._receive)
+        if self._resender is None:
+            self._resender = loop.call_later(patience_s, self._resend)
+
+    def _resend(self) -> None:
+        """Open a fresh socket if a request has waited too long; look again when the next one will have."""
+        loop = asyncio.get_running_loop()
+        self._resender = None
+        waiting = [pending for pending in self._pending.values() if not pending.reply.done()]
+        next_due = min((pending.due for pending in waiting), default=None)
+        if next_due is None:
+            return
+        if next_due <= loop.time():
+            self._reopen()
+        else:
+            self._resender = loop.call_at(next_due, self._resend)
 
     def _reopen(self) -> None:
         """A fresh socket, on which everything unanswered is sent again."""
-        if self._receiver is not None:
-            self._receiver.cancel()
-        if self._socket is not None:
-            self._socket.close()
+        self._close_socket()
         self._socket = _open(self._context, self._endpoint, self._keys)
-        self._receiver = asyncio.create_task(self._receive(self._socket), name="buffer-replies")
+        asyncio.get_running_loop().add_reader(self._socket.fd, self._receive)
         for pending in self._pending.values():
             if not pending.reply.done():
                 self._send(pending)
 
-    async def _receive(self, socket: Any) -> None:
-        while True:
-            request_id, body = await socket.recv_multipart()
+    def _receive(self) -> None:
+        """Take every reply that is there: the socket announces an edge, not a level."""
+        socket = self._socket
+        while socket is not None:
+            try:
+                request_id, body = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
             pending = self._pending.get(request_id)
             if pending is not None and not pending.reply.done():
                 pending.reply.set_result(body)
 
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fd)
+            self._socket.close()
+            self._socket = None
+
     async def close(self) -> None:
         """Calls still in flight end by their own deadlines, without an answer."""
-        if self._receiver is not None:
-            self._receiver.cancel()
-            await asyncio.wait((self._receiver,))
+        if self._resender is not None:
+            self._resender.cancel()
+        self._close_socket()
         self._context.destroy(linger=0)
 
 

@@ -1,7 +1,8 @@
-"""The buffer's process: one thread, one socket, one store. All decisions are `buffer.broker`'s.
+"""The buffer's process: a thread for the socket, one for the rest. All decisions are `buffer.broker`'s.
 
-Each turn of the loop takes what is waiting on the socket, handles it inside one transaction, commits, and
-only then replies (group commit: the fsync is shared by everyone who waited).
+Each turn takes the requests that have come in since the last (`buffer.transport` decoded them meanwhile),
+handles them inside one transaction, commits, and only then replies (group commit: the fsync is shared by
+everyone who waited).
 
 Invariant: nothing is acked before it is in the store; no frame from the outside ends the process.
 Started by Ray through `main`, in any thread.
@@ -18,31 +19,27 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import zmq
-from zmq.utils import z85
 
 from buffer.broker import Broker
-from buffer.codec import CodecError, decode, encode
+from buffer.codec import CodecError, encode
 from buffer.messages import BatchReply, GetBatch, PutTrajectory, Refused, StatusReply
 from buffer.store import Store, open_store
+from buffer.transport import Reply, Request, Transport
 from configs.roles import RoleSpec
-from configs.run_folder import CurveKeys, RunFolder
+from configs.run_folder import RunFolder
 from metrics import names
 
-MAX_FRAMES_PER_TURN = 512
-MAX_BYTES_PER_TURN = 32 * 2**20
 MAX_POLL_S = 0.5  # so long until a stop or an expired lease is noticed when nobody talks
 MAX_WAIT_S = 60.0  # of a GetBatch, whatever it asks for
-MAX_REQUEST_ID = 64  # bytes
 ANSWERS_KEPT = 4096
 LINGER_S = 10.0  # after the end, without a word from anyone, the process leaves
-HARD_LIMIT = 4  # times max_message_mb: beyond it ZeroMQ drops the connection instead of a polite refusal
+# Python's default of 5 ms is how long the thread back from a commit may wait for the one that decodes.
+SWITCH_S = 1e-4
 
 
 def main(spec: RoleSpec) -> None:
     """Serve until the run is finished and everyone has heard it, or until SIGTERM."""
+    sys.setswitchinterval(SWITCH_S)
     stop = threading.Event()
     with _stop_on_sigterm(stop):
         serve(spec, stop)
@@ -50,18 +47,15 @@ def main(spec: RoleSpec) -> None:
 
 def serve(spec: RoleSpec, stop: threading.Event) -> None:
     """Serve until the run is finished, or `stop` is set. RuntimeError if the ledger does not balance."""
-    folder = RunFolder(spec.run_dir)
-    with (
-        closing(open_store(folder.store, spec.run_id)) as store,
-        closing(
-            Socket(spec.buffer_endpoint, folder.read_keys(), spec.config.buffer.max_message_mb)
-        ) as socket,
-    ):
+    folder, limit_mb = RunFolder(spec.run_dir), spec.config.buffer.max_message_mb
+    with closing(open_store(folder.store, spec.run_id)) as store:
         broker = Broker(spec.config, store, spec.num_prompts, spec.run_id, time.monotonic())
-        print(f"buffer: serving {spec.buffer_endpoint}, {broker.ledger_counts()}", flush=True)
-        server = Server(broker, store, socket, spec)
-        while not stop.is_set() and not server.is_over():
-            server.turn()
+        with closing(Transport(spec.buffer_endpoint, folder.read_keys(), limit_mb)) as transport:
+            print(f"buffer: serving {spec.buffer_endpoint}, {broker.ledger_counts()}", flush=True)
+            server = Server(broker, store, spec)
+            while not stop.is_set() and not server.is_over():
+                requests = transport.take(server.patience())
+                transport.send(server.turn(requests, time.monotonic()))
         differences = broker.audit()
     if differences:
         raise RuntimeError(f"the ledger does not balance: {'; '.join(differences)}")
@@ -81,93 +75,20 @@ def _stop_on_sigterm(stop: threading.Event) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """One request as it came in. `body` is None if the parts were not those of a request."""
-
-    peer: bytes
-    request_id: bytes
-    body: bytes | None
-
-
-class Socket:
-    """The ROUTER with CURVE; lets in the run's client key alone (ZAP is ZeroMQ's authentication hook)."""
-
-    def __init__(self, endpoint: str, keys: CurveKeys, max_message_mb: int) -> None:
-        self._allowed = z85.decode(keys.client_public)
-        self._context = zmq.Context()  # of its own: the ZAP address is one per context
-        self._zap = self._context.socket(zmq.REP)
-        self._zap.linger = 0
-        self._zap.bind("inproc://zeromq.zap.01")
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.linger = 0
-        self._router.curve_server = True
-        self._router.curve_secretkey = keys.server_secret
-        self._router.curve_publickey = keys.server_public
-        self._router.zap_domain = b"slipstream"
-        self._router.maxmsgsize = HARD_LIMIT * max_message_mb * 2**20
-        self._poller = zmq.Poller()
-        self._poller.register(self._zap, zmq.POLLIN)
-        self._poller.register(self._router, zmq.POLLIN)
-        try:
-            self._router.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise RuntimeError(
-                f"the buffer cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; stop the process "
-                "that uses it, or set buffer.host and buffer.port"
-            ) from error
-
-    def receive(self, timeout_s: float) -> list[Frame]:
-        """Wait for something and take all that is there, up to a limit. Empty after `timeout_s`."""
-        events = dict(self._poller.poll(max(0, int(timeout_s * 1000))))
-        if self._zap in events:
-            self._authenticate()
-        frames: list[Frame] = []
-        size = 0
-        while len(frames) < MAX_FRAMES_PER_TURN and size < MAX_BYTES_PER_TURN:
-            try:
-                parts = self._router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            frames.append(_frame(parts))
-            size += sum(map(len, parts))
-        return frames
-
-    def _authenticate(self) -> None:
-        parts = self._zap.recv_multipart()
-        mechanism, key = parts[5], parts[6] if len(parts) > 6 else b""
-        ok = mechanism == b"CURVE" and key == self._allowed
-        verdict = [b"200", b"OK", b"run"] if ok else [b"400", b"this key is not the run's", b""]
-        self._zap.send_multipart([b"1.0", parts[1], *verdict, b""])
-
-    def send(self, frame: Frame, body: bytes) -> None:
-        """Reply. A peer that is gone is not an error: it will ask again if it still cares."""
-        self._router.send_multipart([frame.peer, frame.request_id, body], copy=len(body) < 65_536)
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-def _frame(parts: list[bytes]) -> Frame:
-    good = len(parts) == 3 and len(parts[1]) <= MAX_REQUEST_ID
-    return Frame(parts[0], parts[1][:MAX_REQUEST_ID] if len(parts) > 1 else b"", parts[2] if good else None)
-
-
-@dataclass(frozen=True)
 class Parked:
     """A GetBatch that waits for its batch."""
 
-    frame: Frame
-    request: GetBatch
+    request: Request
     until: float
 
 
 class Server:
-    def __init__(self, broker: Broker, store: Store, socket: Socket, spec: RoleSpec) -> None:
-        self._broker, self._store, self._socket = broker, store, socket
+    """What happens in a turn: no socket, no thread."""
+
+    def __init__(self, broker: Broker, store: Store, spec: RoleSpec) -> None:
+        self._broker, self._store = broker, store
         self._learner_silence_s = spec.config.learner.timeout_s
         self._heartbeat_s = spec.config.buffer.heartbeat_s
-        self._max_bytes = spec.config.buffer.max_message_mb * 2**20
         self._parked: dict[bytes, Parked] = {}  # by request id: asked again, it waits once
         # A request that is sent again because its reply was late must not be done twice.
         self._answers: OrderedDict[bytes, bytes] = OrderedDict()
@@ -184,74 +105,64 @@ class Server:
             and self._broker.all_said_goodbye(now, self._learner_silence_s, 5 * self._heartbeat_s)
         )
 
-    def turn(self) -> None:
-        """Take what is waiting, handle it in one transaction, commit, reply."""
-        frames = self._socket.receive(self._patience())
-        now = time.monotonic()
-        if frames:
-            self._heard_at = now
-        self._store.begin()
-        self._broker.tick(now)
-        puts = 0
-        replies: list[tuple[Frame, bytes]] = []
-        for frame in frames:
-            message, reply = self._answer(frame, now)
-            puts += isinstance(message, PutTrajectory)
-            if reply is not None:
-                replies.append((frame, reply))
-        replies += self._unpark(now)
-        self._store.commit()
-        for frame, reply in replies:
-            self._socket.send(frame, reply)
-        self._put_ms += [(time.monotonic() - now) * 1000] * puts
-        if now >= self._report_at:
-            self._report()
-            self._report_at = now + self._heartbeat_s
-
-    def _patience(self) -> float:
+    def patience(self) -> float:
         """Seconds until something has to be done without being asked."""
         now = time.monotonic()
         due = min((parked.until for parked in self._parked.values()), default=now + MAX_POLL_S)
         return min(due, self._report_at, now + MAX_POLL_S) - now
 
-    def _answer(self, frame: Frame, now: float) -> tuple[Any, bytes | None]:
-        """(request if it could be read, encoded reply or None if it has to wait)."""
-        kept = self._answers.get(frame.request_id)
+    def turn(self, requests: list[Request], now: float) -> list[Reply]:
+        """Handle the requests in one transaction; the replies may be sent, for it is committed."""
+        if requests:
+            self._heard_at = now
+        self._store.begin()
+        self._broker.tick(now)
+        bodies = [(request, self._answer(request, now)) for request in requests]
+        replies = [Reply(request, body) for request, body in bodies if body is not None]
+        replies += self._unpark(now)
+        self._store.commit()
+        puts = sum(isinstance(request.message, PutTrajectory) for request in requests)
+        self._put_ms += [(time.monotonic() - now) * 1000] * puts
+        if now >= self._report_at:
+            self._report()
+            self._report_at = now + self._heartbeat_s
+        return replies
+
+    def _answer(self, request: Request, now: float) -> bytes | None:
+        """The encoded reply, or None if it has to wait."""
+        message = request.message
+        kept = self._answers.get(request.request_id)
         if kept is not None:
-            return None, kept
-        try:
-            if frame.body is None:
-                raise CodecError("frames", "a request has two parts: its id (at most 64 bytes) and its body")
-            message = decode(frame.body, self._max_bytes)
-        except CodecError as error:
-            self._refused[error.reason] += 1
-            return None, encode(Refused(str(error)))
+            return kept
+        if isinstance(message, CodecError):
+            self._refused[message.reason] += 1
+            return encode(Refused(str(message)))
         reply = self._broker.handle(message, now)
         if isinstance(message, GetBatch) and isinstance(reply, BatchReply) and reply.batch is None:
             until = now + max(0.0, min(MAX_WAIT_S, message.wait_s))
-            self._parked[frame.request_id] = Parked(frame, message, until)
-            return message, None
+            self._parked[request.request_id] = Parked(request, until)
+            return None
         if isinstance(reply, Refused):
             self._refused["request"] += 1
         body = encode(reply)
         if not isinstance(reply, BatchReply | StatusReply):
-            self._keep_answer(frame.request_id, body)
-        return message, body
+            self._keep_answer(request.request_id, body)
+        return body
 
     def _keep_answer(self, request_id: bytes, body: bytes) -> None:
         self._answers[request_id] = body
         if len(self._answers) > ANSWERS_KEPT:
             self._answers.popitem(last=False)
 
-    def _unpark(self, now: float) -> list[tuple[Frame, bytes]]:
+    def _unpark(self, now: float) -> list[Reply]:
         """Replies to those whose batch is ready, or whose time is up."""
         replies = []
         for request_id, parked in list(self._parked.items()):
-            reply = self._broker.handle(parked.request, now)
+            reply = self._broker.handle(parked.request.message, now)
             waiting = isinstance(reply, BatchReply) and reply.batch is None
             if not waiting or now >= parked.until:
                 del self._parked[request_id]
-                replies.append((parked.frame, encode(reply)))
+                replies.append(Reply(parked.request, encode(reply)))
         return replies
 
     def _report(self) -> None:

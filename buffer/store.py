@@ -14,7 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from buffer.groups import COMPLETE, Group, ReadyGroup
 from buffer.leases import Held
@@ -24,6 +26,7 @@ from buffer.schema import SCHEMA, SCHEMA_VERSION
 
 PAGE_BYTES = 16_384  # a 2,000-token payload then takes two overflow pages; the fastest of 4, 16 and 64 KiB
 WAL_PAGES = 2_000  # 32 MiB between checkpoints of the WAL
+ROWS_PER_INSERT = 32
 
 
 class StoreError(RuntimeError):
@@ -50,6 +53,18 @@ class OpenLease:
     lease_id: str
     group_id: str
     actor: str
+
+
+_PUT_COLUMNS = (
+    "group_id, member, lease_id, actor, task, stop_reason, reward, error, prompt_tokens, action_tokens,"
+    " tokens, turns, version_min, version_max, put_at, payload"
+)
+
+
+@cache
+def _insert_puts(rows: int) -> str:
+    marks = "(" + ", ".join("?" * (_PUT_COLUMNS.count(",") + 1)) + ")"
+    return f"INSERT INTO trajectories ({_PUT_COLUMNS}) VALUES {', '.join([marks] * rows)}"
 
 
 Versions = tuple[int, int] | tuple[None, None]
@@ -87,11 +102,13 @@ class Store:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection.execute
         self._connection = connection
+        self._puts: list[tuple[Any, ...]] = []  # rows of trajectories that are not written yet
 
     def begin(self) -> None:
         self._sql("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
+        self._write_puts()
         self._sql("COMMIT")
 
     def close(self) -> None:
@@ -167,10 +184,8 @@ class Store:
     # --- trajectories -----------------------------------------------------------------------------
 
     def put(self, trajectory: Trajectory, versions: Versions, payload: bytes) -> None:
-        self._sql(
-            "INSERT INTO trajectories (group_id, member, lease_id, actor, task, stop_reason, reward, error,"
-            " prompt_tokens, action_tokens, tokens, turns, version_min, version_max, put_at, payload)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        """Written with the other puts of the transaction, at its end or before someone reads them."""
+        self._puts.append(
             (
                 trajectory.group_id,
                 trajectory.index,
@@ -187,10 +202,18 @@ class Store:
                 *versions,
                 time.time(),
                 payload,
-            ),
+            )
         )
 
+    def _write_puts(self) -> None:
+        """Many rows in one statement: the interpreter's lock is free while SQLite works on them."""
+        for start in range(0, len(self._puts), ROWS_PER_INSERT):
+            rows = self._puts[start : start + ROWS_PER_INSERT]
+            self._sql(_insert_puts(len(rows)), [value for row in rows for value in row])
+        self._puts.clear()
+
     def has_member(self, group_id: str, member: int) -> bool:
+        self._write_puts()
         query = "SELECT 1 FROM trajectories WHERE group_id = ? AND member = ?"
         return self._sql(query, (group_id, member)).fetchone() is not None
 
@@ -215,6 +238,7 @@ class Store:
 
     def batch_payloads(self, step: int) -> list[list[Payload]]:
         """Of each group of the batch, oldest group first, the scored members in index order."""
+        self._write_puts()
         rows = self._sql(
             "SELECT g.number, t.version_min, t.payload FROM groups g JOIN trajectories t USING (group_id)"
             " WHERE g.step = ? AND t.reward IS NOT NULL ORDER BY g.number, t.member",
@@ -266,6 +290,7 @@ class Store:
 
     def prune(self, step: int) -> None:
         """Delete the payloads of batches up to `step` and of dropped groups. The facts stay."""
+        self._write_puts()
         pruned = (
             "SELECT group_id FROM groups WHERE outcome IS NOT NULL AND pruned = 0"
             f" AND (outcome <> '{COMPLETE}' OR step <= ?)"

@@ -60,6 +60,14 @@ def test_a_trajectory_comes_back_equal_with_its_dtypes_and_tuples():
     assert isinstance(got.turns, tuple) and isinstance(got.turns[0].calls, tuple)
 
 
+def test_the_bytes_of_a_put_are_kept_as_they_came():
+    sent = trajectory(prompt=50, sampled=400)
+    got = decode(encode(PutTrajectory(sent)))
+    assert got.payload == encode_trajectory(sent)
+    plain = sum(array.nbytes for array in (sent.token_ids, sent.action_mask, sent.logprobs, sent.versions))
+    assert len(got.payload) < plain  # the mask and the versions travel as runs
+
+
 def test_a_failed_trajectory_without_any_token_comes_back():
     empty = replace(trajectory(reward=None, prompt=0, sampled=0), turns=())
     assert same(empty, decode_trajectory(encode_trajectory(empty)))
@@ -97,6 +105,12 @@ def test_an_unchanged_frame_is_accepted():
         ({"token_ids": msgpack.ExtType(1, bytes(31))}, "length"),
         ({"action_mask": msgpack.ExtType(2, bytes([0, 0, 0, 2, 1, 1, 1, 0]))}, "field"),
         ({"action_mask": msgpack.ExtType(2, bytes([1, 0, 0, 1, 1, 1, 1, 0]))}, "field"),
+        ({"token_ids": msgpack.ExtType(4, bytes(8))}, "dtype"),  # nothing says how long
+        ({"logprobs": msgpack.ExtType(4, bytes([8, 0, 0, 0, 0, 0, 0, 0]))}, "dtype"),
+        ({"versions": msgpack.ExtType(4, bytes([7, 0, 0, 0, 0, 0, 0, 0]))}, "length"),
+        ({"action_mask": msgpack.ExtType(5, bytes([8, 0, 0, 0, 1]))}, "field"),
+        ({"action_mask": msgpack.ExtType(5, bytes([8, 0, 0, 0]))}, "length"),
+        ({"token_ids": [1], "versions": msgpack.ExtType(4, bytes(8))}, "dtype"),
         ({"prompt_len": 9}, "length"),
         ({"prompt_len": -1}, "length"),
         (
@@ -135,15 +149,15 @@ def test_a_missing_field_is_refused():
         (b"", "msgpack"),
         (b"\xc1", "msgpack"),
         (msgpack.packb(7), "msgpack"),
-        (msgpack.packb([1, "Ok", {}, 0]), "msgpack"),
+        (msgpack.packb([PROTOCOL_VERSION, "Ok", {}, 0]), "msgpack"),
         (b"\x91" * 5000 + b"\x00", "msgpack"),  # nested too deep
         (b"\xdd\xff\xff\xff\xff", "msgpack"),  # an array said to hold four billion items
-        (msgpack.packb([2, "Ok", {}]), "version"),
-        (msgpack.packb(["1", "Ok", {}]), "version"),
-        (msgpack.packb([1, "Pickle", {}]), "unknown_type"),
-        (msgpack.packb([1, "Trajectory", {}]), "unknown_type"),  # a part, not a message
-        (msgpack.packb([1, ["Ok"], {}]), "unknown_type"),
-        (msgpack.packb([1, "Ok", []]), "field"),
+        (msgpack.packb([PROTOCOL_VERSION - 1, "Ok", {}]), "version"),
+        (msgpack.packb(["2", "Ok", {}]), "version"),
+        (msgpack.packb([PROTOCOL_VERSION, "Pickle", {}]), "unknown_type"),
+        (msgpack.packb([PROTOCOL_VERSION, "Trajectory", {}]), "unknown_type"),  # a part, not a message
+        (msgpack.packb([PROTOCOL_VERSION, ["Ok"], {}]), "unknown_type"),
+        (msgpack.packb([PROTOCOL_VERSION, "Ok", []]), "field"),
     ],
 )
 def test_a_bad_frame_is_refused_with_its_reason(data, reason):
