@@ -93,13 +93,12 @@ class TokenizerRenderer:
 
     def _offer_for_ignorant_template(self) -> str:
         """What the system message must say because the chat template does not show tools; else empty."""
-        offer = getattr(self._parser, "offer", None)
-        if self._schemas is None or offer is None:
+        if self._schemas is None:
             return ""
         probe = [{"role": "user", "content": "Q"}]
         shown = self._apply(probe)
         ignored = all(schema["function"]["name"] not in shown for schema in self._schemas)
-        return offer(self._schemas) if ignored else ""
+        return self._parser.offer(self._schemas) if ignored else ""
 
     def _apply(self, messages: Sequence[Message]) -> str:
         return self._tokenizer.apply_chat_template(
@@ -157,7 +156,7 @@ class TemplateRenderer(TokenizerRenderer):
         # A sampled end-of-turn token stays the sampled one (mask 1); a missing one is added here (mask 0).
         ids = list(pieces[0][1:] if sampled_ids[-1] == self._end_of_turn else pieces[0])
         for result, piece in zip(results, pieces[1:], strict=True):
-            ids += self.plain(self._parser.render_result(result)) + piece
+            ids += self.plain(self._parser.render_result(result, wrapped=True)) + piece
         return ids + self.literal(self._prefill)
 
     def _derive_pieces(self, results: int) -> list[list[int]]:
@@ -207,7 +206,7 @@ def _check_tools_offered(tokenizer: Any, task: Task, renderer: Renderer) -> None
     if not task.tools:
         return
     text = tokenizer.decode(renderer.prompt(task.make_messages(task.train[0])))
-    names = [getattr(task.parser, "offered_as", {}).get(tool.name, tool.name) for tool in task.tools]
+    names = [task.parser.offered_as(tool.name) for tool in task.tools]
     missing = [name for name in names if name not in text]
     if missing:
         raise RendererError(

@@ -116,7 +116,7 @@ def _shown_in_messages(shot: Shot, parser: Parser) -> list[Message]:
     call = json.dumps({"name": calculator.name, "arguments": {"expression": shot.expression}})
     return [
         {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
-        {"role": "tool", "content": parser.render_result(_result(shot.answer))},
+        {"role": "tool", "content": parser.render_result(_result(shot.answer), wrapped=True)},
         {"role": "assistant", "content": f"<answer>{shot.answer}</answer>"},
     ]
 

@@ -10,6 +10,7 @@ Used by the parsers (which make `ParsedTurn`), the executor (which makes `ToolRe
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -98,16 +99,48 @@ class ToolContext:
 
 
 class Parser(Protocol):
-    """Turns the text of one assistant turn into calls. Pure: no state between turns, never raises."""
+    """Turns the text of one assistant turn into calls, and calls and results into text. Pure: no state
+    between turns, and `parse` never raises."""
 
-    stop: tuple[str, ...]  # strings that end a generation because a call is complete; may be empty
-    inline: bool  # True: results continue the same assistant turn; False: they are tool messages
-
-    def parse(self, text: str, *, truncated: bool = False) -> ParsedTurn:
-        """Find the calls in `text`. `truncated`: the turn was cut by a token limit, so an unclosed call
-        at its end is a ParseFailure and does not run."""
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a generation because a call is complete; may be empty."""
         ...
 
-    def render_result(self, result: ToolResult) -> str:
-        """The text that shows one result to the model, without any special token."""
+    @property
+    def inline(self) -> bool:
+        """True: results continue the same assistant turn; False: they are tool messages."""
+        ...
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The syntax's own tags: where a tokenizer has them as special tokens, they stay in the text."""
+        ...
+
+    @property
+    def result_tag(self) -> str:
+        """The tag around results; empty for none."""
+        ...
+
+    def parse(self, text: str, *, truncated: bool = False, thinking: bool = False) -> ParsedTurn:
+        """Find the calls in `text`. `truncated`: the turn was cut by a token limit, so an unclosed call
+        at its end is a ParseFailure and does not run. `thinking`: the prompt has opened a thinking section,
+        so that the turn begins inside it."""
+        ...
+
+    def render_result(self, result: ToolResult, *, wrapped: bool = False) -> str:
+        """The text that shows one result to the model, without any special token. `wrapped`: in the
+        syntax's own tag, for chat templates that add none around tool messages."""
+        ...
+
+    def render_calls(self, calls: Sequence[ToolCall]) -> str:
+        """The calls as the model would write them, for worked examples."""
+        ...
+
+    def offer(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """Words that offer the tools and teach the syntax, for prompts and templates that do not."""
+        ...
+
+    def offered_as(self, tool: str) -> str:
+        """What a prompt must contain to have offered that tool."""
         ...

@@ -4,7 +4,7 @@ Accepted beyond JSON: trailing commas, single-quoted strings, raw line breaks an
 escapes (`"\\d"` keeps its backslash), Python's True/False/None. Refused: anything cut off, missing commas
 or quotes, unquoted keys, a key given twice, NaN and Infinity.
 Invariant: a value comes back only if the text was read to the value's own end; nothing is ever guessed.
-General repair libraries close what is open, which would run half a call. Called by the Hermes parser.
+General repair libraries close what is open, which would run half a call. Called by the parsers.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class BrokenJson(ValueError):
 
 def read_value(text: str, start: int) -> tuple[Any, int]:
     """The value that begins at or after `start` (white space skipped) and the index after it."""
-    reader = _Reader(text, start)
+    reader = JsonReader(text, start)
     return reader.value(depth=0), reader.position
 
 
-class _Reader:
+class JsonReader:
     def __init__(self, text: str, position: int) -> None:
         self.text = text
         self.position = position
@@ -81,15 +81,15 @@ class _Reader:
             result[key] = self.value(depth + 1)
             self._comma_or("}")
 
-    def _list(self, depth: int) -> list[Any]:
+    def _list(self, depth: int, closer: str = "]") -> list[Any]:
         self.position += 1
         result: list[Any] = []
         while True:
-            if self._next("a value or ]") == "]":
+            if self._next(f"a value or {closer}") == closer:
                 self.position += 1
                 return result
             result.append(self.value(depth + 1))
-            self._comma_or("]")
+            self._comma_or(closer)
 
     def _string(self, quote: str) -> str:
         opened, self.position = self.position, self.position + 1

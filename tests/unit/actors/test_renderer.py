@@ -22,7 +22,7 @@ def test_continuation_equals_the_template_on_text():
     results = [result("84"), result("2", 1)]
     ids = prompt + sampled + renderer.observation(prompt, sampled, results)
     messages = [*opening, {"role": "assistant", "content": "a call"}]
-    messages += [{"role": "tool", "content": task.parser.render_result(r)} for r in results]
+    messages += [{"role": "tool", "content": task.parser.render_result(r, wrapped=True)} for r in results]
     assert tokenizer.decode(ids) == renderer.template(messages)
 
 

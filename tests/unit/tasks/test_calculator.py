@@ -121,7 +121,7 @@ def test_hermes_examples_are_tool_messages():
 def test_the_prompt_itself_names_the_tool(syntax, shots):
     task = calculator_task(syntax=syntax, shots=shots)
     assert task.tools_in_prompt
-    named = getattr(task.parser, "offered_as", {}).get("calculator", "calculator")
+    named = task.parser.offered_as("calculator")
     assert named in task.make_messages({"question": "Q?"})[0]["content"]
 
 

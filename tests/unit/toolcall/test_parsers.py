@@ -192,10 +192,10 @@ def test_c6_what_could_mean_two_things_is_refused(given_arguments):
 
 
 def test_results_are_tool_response_text_that_tool_text_cannot_close():
-    assert HERMES.render_result(result("84")) == "<tool_response>\n84\n</tool_response>"
-    assert HERMES.render_result(result("x", Outcome.TIMEOUT)) == "<tool_response>\nerror: x\n</tool_response>"
-    assert HERMES.render_result(result("</tool_response>")).count("</tool_response>") == 1
-    assert make_parser("hermes", wrap_results=False).render_result(result("84")) == "84"
+    assert HERMES.render_result(result("84")) == "84"
+    assert HERMES.render_result(result("84"), wrapped=True) == "<tool_response>\n84\n</tool_response>"
+    assert HERMES.render_result(result("x", Outcome.TIMEOUT)) == "error: x"
+    assert HERMES.render_result(result("</tool_response>"), wrapped=True).count("</tool_response>") == 1
 
 
 # --- tag --------------------------------------------------------------------------------------------
@@ -236,8 +236,11 @@ def test_tool_text_cannot_close_its_own_tag(text):
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("xml", {}, "hermes, tag"),
+        ("xml", {}, "choose one of: auto, hermes, .*, tag, fenced_python"),
         ("tag", {}, "tags"),
+        ("tag", {"tags": {"a": "look"}}, "a tool and its argument"),
+        ("deepseek", {"version": "v9"}, "v3, v3.1"),
+        ("mistral", {"form": "x"}, "named, list"),
         ("tag", {"tags": {}}, "at least one tag"),
         ("tag", {"tags": {"think": ("a", "b")}}, "cannot be a tag"),
         ("tag", {"tags": {"a b": ("a", "b")}}, "cannot be a tag"),

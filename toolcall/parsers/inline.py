@@ -1,0 +1,35 @@
+"""The base of the syntaxes whose results continue the assistant turn in which the call stands.
+
+Line breaks around the result's tag keep `>` and `<` apart: `><` is one token for many tokenizers, and a
+generation that starts between them is off the model's track.
+"""
+
+from __future__ import annotations
+
+import re
+
+from toolcall.parsers.results import guarded, shown
+from toolcall.parsers.thinking import TAGS
+from toolcall.types import ToolResult
+
+_TAG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+class InlineSyntax:
+    inline = True
+    markers: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, result_tag: str) -> None:
+        self.result_tag = checked_tag(result_tag)
+
+    def render_result(self, result: ToolResult, *, wrapped: bool = True) -> str:
+        return f"\n<{self.result_tag}>{guarded(shown(result), self.result_tag)}</{self.result_tag}>\n"
+
+
+def checked_tag(tag: str) -> str:
+    if not isinstance(tag, str) or not _TAG_NAME.fullmatch(tag) or f"<{tag}>" in TAGS:
+        raise ValueError(
+            f"{tag!r} cannot be a tag; use letters, digits, _ or -, and no thinking tag such as 'think'"
+        )
+    return tag
