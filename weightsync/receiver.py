@@ -43,7 +43,7 @@ from weightsync.wire import (
 
 ALIVE_EVERY_S = 1.0
 STAGED_POLL_S = 0.02  # between looks at the staging once all bytes were sent
-LEAVE_LINGER_MS = 200  # for the Leave to get out
+LEAVE_LINGER_MS = 1000  # at most, for the Leave to get out
 
 log = logging.getLogger(__name__)
 

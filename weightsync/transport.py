@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from weightsync.version import checksum
+from weightsync.version import Checksum
 from weightsync.wire import GroupSpec
 
 _c10d: Any = dist  # torch's stubs leave these classes out
@@ -81,25 +81,27 @@ def open_group(spec: GroupSpec, device: torch.device) -> Group:
 
 def send(group: Group, flat: torch.Tensor, bucket_bytes: int) -> int:
     """Broadcast `flat` bucket by bucket; its checksum, computed while the bytes travel."""
-    crc = 0
+    checksum = Checksum()
     for chunk in flat.split(bucket_bytes):
         wait = group.start(chunk)
-        crc = checksum(chunk, crc)
+        checksum.add(chunk)
         wait()
-    return crc
+    return checksum.value()
 
 
 def receive(group: Group, flat: torch.Tensor, bucket_bytes: int) -> int:
     """Fill `flat` bucket by bucket; the checksum of what came, one bucket behind the wire."""
-    crc = 0
+    checksum = Checksum()
     arrived: torch.Tensor | None = None
     for chunk in flat.split(bucket_bytes):
         wait = group.start(chunk)
         if arrived is not None:
-            crc = checksum(arrived, crc)
+            checksum.add(arrived)
         wait()
         arrived = chunk
-    return crc if arrived is None else checksum(arrived, crc)
+    if arrived is not None:
+        checksum.add(arrived)
+    return checksum.value()
 
 
 def _from_rank_0() -> Any:

@@ -6,11 +6,11 @@ Pure; used by `weightsync.snapshot` on the learner's side and `weightsync.stagin
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import xxhash
 
 from weightsync.wire import TensorMeta
 
@@ -66,9 +66,16 @@ def host_buffer(nbytes: int) -> torch.Tensor:
     return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
 
-def checksum(chunk: torch.Tensor, start: int = 0) -> int:
-    """CRC-32 of a host uint8 tensor, continuing from `start`.
+class Checksum:
+    """XXH3-64 of the bytes so far. It guards against lost, swapped or torn bytes, not against an attacker;
+    at 9 GB/s it is a fraction of what moving the bytes costs."""
 
-    It guards against lost, swapped or torn bytes, not against an attacker, and runs at 4 GB/s a core.
-    """
-    return zlib.crc32(chunk.numpy().data, start)
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_64()
+
+    def add(self, chunk: torch.Tensor) -> None:
+        """`chunk`: uint8 on the host. The GIL is not held meanwhile."""
+        self._hash.update(chunk.numpy().data)
+
+    def value(self) -> int:
+        return self._hash.intdigest()

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE_BYTES = 64 << 20  # a manifest of 100,000 tensors is about 10 MB
 
 TensorMeta = tuple[str, str, tuple[int, ...]]  # name, torch dtype name, shape
