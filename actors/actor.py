@@ -8,13 +8,16 @@ the actor with its cause. Started by Ray through `main`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from actors.agent_loop import Finished, Rollouts, run_episode
+from actors.agent_loop import Finished, Rollouts, run_episode, score_members
 from actors.renderer import load_tokenizer, make_renderer
 from actors.vllm_engine import VllmEngine
 from buffer.client import AsyncBufferClient
@@ -36,6 +39,8 @@ from metrics.record import Recorder
 from tasks.loading import load_task
 from weightsync.receiver import Receiver
 from weightsync.vllm_engine import VllmWeights
+
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 120.0  # of one request to the buffer, restarts of the buffer included
 
@@ -90,6 +95,8 @@ class _Group:
     lease: Lease
     rollouts: Rollouts
     episodes: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    rolling: set[int] = field(default_factory=set)  # of them, those that still need the engine
+    waiting: dict[int, Finished] = field(default_factory=dict)  # for the others, to be scored together
 
 
 class Actor:
@@ -112,6 +119,7 @@ class Actor:
         self._drain = False
         self._finished = False
         self._metrics = Recorder(names.ACTOR_WINDOW_S)
+        self._unscored: Counter[str] = Counter()  # trajectories by the reason's beginning
         self._idle_since: float | None = clock()
 
     async def run(self) -> None:
@@ -133,7 +141,9 @@ class Actor:
         while not self._finished and not (self._drain and not self._groups):
             self._changed.clear()
             retry_after_s = self._config.buffer.heartbeat_s
-            free = self._config.actors.max_groups_in_flight - len(self._groups)
+            # Groups that only wait for rewards leave the engine to others.
+            rolling = sum(bool(group.rolling) for group in self._groups.values())
+            free = self._config.actors.max_groups_in_flight - rolling
             if free and not self._drain:
                 grant = await self._call(LeaseRequest(self._name, free, self._weights.version))
                 assert isinstance(grant, LeaseGrant)
@@ -145,16 +155,18 @@ class Actor:
             await self._wait_for_change(retry_after_s)
 
     async def _wait_for_change(self, timeout_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except TimeoutError:
-            return
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes with the event, and
+        # the actor would outlive its dead engine.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
     def _start_group(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         # One salt for all turns of all members: each turn finds the KV of the turn before even if weights
         # changed in between, and the group's prompt is prefilled once.
         sampling = replace(self._rollouts.sampling, cache_salt=self._weights.cache_salt)
-        group = self._groups[lease.lease_id] = _Group(lease, replace(self._rollouts, sampling=sampling))
+        rollouts = replace(self._rollouts, sampling=sampling)
+        group = self._groups[lease.lease_id] = _Group(lease, rollouts, rolling=set(lease.missing))
         for index in lease.missing:
             group.episodes[index] = tasks.create_task(
                 self._roll(group, index), name=f"{lease.group_id}/{index}"
@@ -165,15 +177,34 @@ class Actor:
         lease = group.lease
         train = self._rollouts.task.train
         try:
-            finished = await run_episode(group.rollouts, lease, index, train[lease.prompt_index])
-            self._count(finished)
-            await self._call(PutTrajectory(finished.trajectory))
+            finished = await run_episode(
+                group.rollouts, lease, index, train[lease.prompt_index], lambda: self._rolled(group, index)
+            )
+            for member in await self._scored(group, index, finished):
+                self._count(member)
+                await self._call(PutTrajectory(member.trajectory))
         finally:
             del group.episodes[index]
             if not group.episodes:
                 self._groups.pop(lease.lease_id, None)
             self._note_in_flight()
             self._changed.set()
+
+    def _rolled(self, group: _Group, index: int) -> None:
+        group.rolling.discard(index)
+        if not group.rolling:
+            self._changed.set()
+
+    async def _scored(self, group: _Group, index: int, finished: Finished) -> list[Finished]:
+        """What may be put now: the member itself or, where a reward sees the group, all with the last."""
+        task = self._rollouts.task
+        if not any(reward.sees_group for reward in task.rewards):
+            return [finished]
+        group.waiting[index] = finished
+        if len(group.waiting) < len(group.lease.missing):
+            return []
+        whole = len(group.lease.missing) == group.lease.group_size
+        return await score_members(task, [group.waiting[i] for i in sorted(group.waiting)], whole)
 
     def _cancel_episodes(self) -> tuple[str, ...]:
         """Cancel what still runs; the leases it belonged to."""
@@ -238,6 +269,12 @@ class Actor:
     def _count(self, finished: Finished) -> None:
         for name, value in episode_metrics(finished.trajectory, finished.success).items():
             self._metrics.add(name, value)
+        if error := finished.trajectory.error:
+            kind = error[:40]  # names the reward or the tool; the rest may differ each time
+            self._unscored[kind] += 1
+            seen = self._unscored[kind]
+            if seen & (seen - 1) == 0:  # at 1, 2, 4, 8, …: loud at first, and not a flood
+                logger.warning("not scored (%d times so far): %s", seen, error)
 
     async def _call(self, message: object) -> object:
         return await self._client.call(message, CALL_TIMEOUT_S)
@@ -247,7 +284,17 @@ def episode_metrics(trajectory: Trajectory, success: bool) -> dict[str, float]:
     """What one trajectory adds to its actor's counters."""
     calls = [call for turn in trajectory.turns for call in turn.calls]
     scored = trajectory.reward is not None
-    return {
+    per_task = f"{names.TASK_PREFIX}{trajectory.task}"
+    components = {
+        f"{names.REWARD_PREFIX}{name}_{part}": amount
+        for name, value in trajectory.reward_components.items()
+        for part, amount in (("sum", value), ("count", 1.0))
+    }
+    return components | {
+        f"{per_task}/trajectories": 1,
+        f"{per_task}/success": float(success),
+        f"{per_task}/scored": float(scored),
+        f"{per_task}/reward_sum": trajectory.reward or 0.0,
         names.ACTOR_TRAJECTORIES: 1,
         names.ACTOR_SCORED: float(scored),
         names.ACTOR_ERRORS: float(not scored),

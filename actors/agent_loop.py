@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.engine import Engine, EngineDied, Sampling
@@ -20,7 +20,7 @@ from actors.recorder import Recorder
 from actors.renderer import Renderer
 from buffer.messages import Lease, StopReason, Trajectory
 from configs.schema import RunConfig, TaskConfig
-from tasks.scoring import score
+from tasks.scoring import score, score_group
 from tasks.types import Episode, Message, Row, Score, Task
 from toolcall.executor import Executor
 from toolcall.types import Outcome, ToolContext, ToolResult
@@ -28,6 +28,7 @@ from toolcall.types import Outcome, ToolContext, ToolResult
 logger = logging.getLogger(__name__)
 
 CLEAN_UP_TIMEOUT_S = 10.0
+_NOT_WHOLE = "a reward sees the group, but an actor died after it had put some of its members"
 MIN_TURN_TOKENS = 8  # with less room than this a further turn is not worth starting
 
 
@@ -77,9 +78,14 @@ class Finished:
     success: bool
 
 
-async def run_episode(rollouts: Rollouts, lease: Lease, index: int, row: Row) -> Finished:
-    """Roll member `index` of the leased group out and score it."""
-    task, limits = rollouts.task, rollouts.limits
+async def run_episode(
+    rollouts: Rollouts, lease: Lease, index: int, row: Row, on_rolled: Callable[[], None] = lambda: None
+) -> Finished:
+    """Roll member `index` of the leased group out and score it by the rewards that need no other member.
+
+    `on_rolled` is called when the engine is done with it: what follows waits for rewards only.
+    """
+    task = rollouts.task
     messages = task.make_messages(row)
     state = _State(
         row=row,
@@ -87,31 +93,21 @@ async def run_episode(rollouts: Rollouts, lease: Lease, index: int, row: Row) ->
         recorder=Recorder(rollouts.renderer.prompt(messages)),
         context=_tool_context(lease, index, row),
     )
-    error: str | None = None
-    deadline = asyncio.timeout(limits.trajectory_timeout_s)
     try:
-        async with deadline:
-            stop_reason = await _turns(rollouts, state)
-    except EngineDied:
-        raise
-    except Exception as caught:  # noqa: BLE001 - an episode error is data: the group survives it
-        if deadline.expired():
-            stop_reason = StopReason.DEADLINE
-            error = f"no end within task.trajectory_timeout_s = {limits.trajectory_timeout_s:g} s"
-        else:
-            stop_reason, error = StopReason.ERROR, f"{type(caught).__name__}: {caught}"
+        stop_reason, error = await _roll(rollouts, state)
+        on_rolled()
+        episode = Episode(
+            row=row,
+            messages=tuple(messages),
+            turns=tuple(state.turns),
+            results=tuple(state.results),
+            stop_reason=stop_reason,
+            num_tokens=state.recorder.num_sampled,
+            context=state.context,
+        )
+        scored = Score(None, error=error) if error else await score(task.rewards, episode)
     finally:
-        await _clean_up(rollouts, state)
-    error = error or _infrastructure_error(state)
-    episode = Episode(
-        row=row,
-        messages=tuple(messages),
-        turns=tuple(state.turns),
-        results=tuple(state.results),
-        stop_reason=stop_reason,
-        num_tokens=state.recorder.num_sampled,
-    )
-    scored = Score(None, error=error) if error else await score(task.rewards, episode)
+        await _clean_up(rollouts, state)  # after the rewards, which may look at what the tools hold
     trajectory = state.recorder.finish(
         lease,
         index,
@@ -129,6 +125,47 @@ async def run_episode(rollouts: Rollouts, lease: Lease, index: int, row: Row) ->
         },
     )
     return Finished(trajectory, episode, success=error is None and task.success(episode))
+
+
+async def score_members(task: Task, members: Sequence[Finished], whole: bool = True) -> list[Finished]:
+    """The members of one group with the values of the rewards that see the group, in the same order.
+
+    Not `whole`: some were put by an actor that died before the others, so nothing can be compared.
+    """
+    scores = [Score(m.trajectory.reward, m.trajectory.reward_components, m.trajectory.error) for m in members]
+    if whole:
+        scores = await score_group(task.rewards, [member.episode for member in members], scores)
+    else:
+        scores = [replace(score, reward=None, error=score.error or _NOT_WHOLE) for score in scores]
+    return [_with_score(task, member, scored) for member, scored in zip(members, scores, strict=True)]
+
+
+def _with_score(task: Task, member: Finished, scored: Score) -> Finished:
+    if member.trajectory.error is not None:
+        return member
+    trajectory = replace(
+        member.trajectory, reward=scored.reward, reward_components=scored.components, error=scored.error
+    )
+    return replace(member, trajectory=trajectory, success=task.success(member.episode))
+
+
+async def _roll(rollouts: Rollouts, state: _State) -> tuple[StopReason, str | None]:
+    """Turn after turn to the end: why it ended, and the episode's error if it has one."""
+    limits = rollouts.limits
+    deadline = asyncio.timeout(limits.trajectory_timeout_s)
+    try:
+        async with deadline:
+            stop_reason = await _turns(rollouts, state)
+    except EngineDied:
+        raise
+    except Exception as caught:  # noqa: BLE001 - an episode error is data: the group survives it
+        if deadline.expired():
+            return (
+                StopReason.DEADLINE,
+                f"no end within {limits.trajectory_timeout_s:g} s (task.trajectory_timeout_s)",
+            )
+        return StopReason.ERROR, f"{type(caught).__name__}: {caught}"
+    return stop_reason, _infrastructure_error(state)
 
 
 async def _clean_up(rollouts: Rollouts, state: _State) -> None:

@@ -37,8 +37,8 @@ class TaskConfig(Section):
     """JSONL, Parquet or CSV file (relative to the config file), or `module:iterable`."""
     tools: list[str] = []
     """With `data`: tools as `module:object`."""
-    rewards: list[str] = []
-    """With `data`: rewards as `module:object`."""
+    rewards: list[str | dict[str, Any]] = []
+    """Rewards as `module:object` or `{ use = "module:object", weight, name, timeout, options, fields }`."""
     prompt: str = "{question}"
     """With `data`: the user message; `{field}` is replaced by the row's field, other braces stay."""
     system: str = ""

@@ -21,6 +21,7 @@ from metrics import names
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 32
+_LOUD_FROM = 0.1  # share of trajectories without a reward
 _WIDTH = 92
 
 
@@ -43,7 +44,8 @@ def picture(view: RunView) -> RenderableType:
     rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     history = [view.rows[step] for step in sorted(view.rows)]
     rows.add_row("step", _steps(view))
-    rows.add_row("reward", _with_curve(_number(view.last.reward if view.last else None), _rewards(history)))
+    reward = _with_curve(_number(view.last.reward if view.last else None), _rewards(history))
+    rows.add_row("reward", reward.append(_unscored(view), "bold red"))
     rows.add_row("success", _with_curve(_percent(view.success), _successes(history)))
     rows.add_row("actors", _actors(view))
     rows.add_row("learner", _learner(view))
@@ -63,7 +65,7 @@ def plain_line(view: RunView, row: StepRow) -> str:
         f"loss {get(names.LOSS, 0.0):.4f}  grad {get(names.GRAD_NORM, 0.0):.2f}  "
         f"staleness {get(names.STALENESS_MEAN, 0.0):.2f}  v{view.version}  {row.seconds:.1f} s "
         f"(wait {get(names.WAIT_S, 0.0):.1f})  actors {_rate(view.actor_tokens_per_s)}  "
-        f"learner {_rate(view.learner_tokens_per_s)}  left {duration(view.seconds_left)}"
+        f"learner {_rate(view.learner_tokens_per_s)}  left {duration(view.seconds_left)}{_unscored(view)}"
     )
 
 
@@ -90,6 +92,12 @@ def _steps(view: RunView) -> RenderableType:
         f"{duration(view.elapsed_s)}, about {duration(view.seconds_left)} left",
     )
     return line
+
+
+def _unscored(view: RunView) -> str:
+    """Loud when many trajectories get no reward: a judge or a tool server is probably down."""
+    share = view.unscored or 0.0
+    return f"  {share:.0%} UNSCORED, why: logs/actor-*.log" if share >= _LOUD_FROM else ""
 
 
 def _rewards(history: Sequence[StepRow]) -> list[float]:

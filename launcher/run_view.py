@@ -101,6 +101,11 @@ class RunView:
         return _ratio(self._sum(names.ACTOR_SUCCESS), self._sum(names.ACTOR_TRAJECTORIES))
 
     @property
+    def unscored(self) -> float | None:
+        """Share of trajectories without a reward: their error is in the buffer, and in the actor's log."""
+        return _ratio(self._sum(names.ACTOR_ERRORS), self._sum(names.ACTOR_TRAJECTORIES))
+
+    @property
     def actor_tokens_per_s(self) -> float | None:
         """Sampled tokens of all actors together: each one's tokens over its own windows."""
         rates = []

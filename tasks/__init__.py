@@ -2,7 +2,7 @@
 
 from tasks.loading import load_task
 from tasks.reward import reward
-from tasks.scoring import score
+from tasks.scoring import Unscorable, score
 from tasks.types import Episode, Reward, Score, Task
 
-__all__ = ["Episode", "Reward", "Score", "Task", "load_task", "reward", "score"]
+__all__ = ["Episode", "Reward", "Score", "Task", "Unscorable", "load_task", "reward", "score"]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from configs.schema import TaskConfig
 from tasks.data import BadData, PlacedRow, PromptTemplate, read_rows, split
-from tasks.reward import BadReward, check_parameters
+from tasks.reward import BadReward, check_parameters, configured
 from tasks.types import Episode, Reward, Task
 from toolcall.importing import import_object
 from toolcall.parsers import make_parser
@@ -23,6 +23,7 @@ from toolcall.types import Parser
 
 SHIPPED = {"calculator": "tasks.calculator:calculator_task"}  # functions (seed, **options) -> Task
 SUCCESS_AT = 1.0  # of a data task's first reward
+REWARD_SETTINGS = ("use", "weight", "name", "timeout", "options", "fields")  # of one entry of task.rewards
 
 
 class BadTask(ValueError):
@@ -109,16 +110,27 @@ def _succeeded(episode: Episode, rewards: Sequence[Reward]) -> bool:
     return episode.scores.get(rewards[0].name, 0.0) >= SUCCESS_AT
 
 
-def _load_rewards(references: Sequence[str], config_dir: Path) -> list[Reward]:
-    rewards = [import_object(reference, config_dir) for reference in references]
-    for reference, found in zip(references, rewards, strict=True):
-        if not isinstance(found, Reward):
-            raise BadReward(
-                f"{reference!r} is a {type(found).__name__}, not a reward; decorate it with @reward"
-            )
-    if not rewards:
+def _load_rewards(references: Sequence[str | Mapping[str, Any]], config_dir: Path) -> list[Reward]:
+    if not references:
         raise BadTask('task.data is set but task.rewards is empty; try rewards = ["tasks.rules:exact_match"]')
-    return rewards
+    return [_load_reward(reference, config_dir) for reference in references]
+
+
+def _load_reward(reference: str | Mapping[str, Any], config_dir: Path) -> Reward:
+    settings = {"use": reference} if isinstance(reference, str) else reference
+    if unknown := next((key for key in settings if key not in REWARD_SETTINGS), None):
+        raise BadReward(
+            f"task.rewards: {unknown!r} in {dict(settings)} is not one of {', '.join(REWARD_SETTINGS)}"
+        )
+    use = settings.get("use")
+    if not isinstance(use, str):
+        raise BadReward(
+            f'task.rewards: {dict(settings)} names no reward; write {{ use = "module:object", … }}'
+        )
+    found = import_object(use, config_dir)
+    if not isinstance(found, Reward):
+        raise BadReward(f"{use!r} is a {type(found).__name__}, not a reward; decorate it with @reward")
+    return found if isinstance(reference, str) else configured(found, settings)
 
 
 def _check_fields(rewards: Sequence[Reward], rows: Sequence[PlacedRow]) -> None:

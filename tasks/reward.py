@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection
-from typing import Any, overload
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_type_hints, overload
 
-from tasks.types import Episode, Reward
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-EPISODE_NAMES = ("episode", "trajectory")  # both are the Episode; they win over row fields of that name
-RESERVED_NAMES = (*EPISODE_NAMES, "row")
+from tasks.types import EPISODE_NAMES, Episode, Reward
+
+RESERVED_NAMES = (*EPISODE_NAMES, "group", "row", "context")
 
 
 class BadReward(TypeError):
@@ -24,52 +26,115 @@ class BadReward(TypeError):
 @overload
 def reward(fn: Callable[..., Any], /) -> Reward: ...
 @overload
-def reward(*, weight: float = 1.0, name: str | None = None) -> Callable[[Callable[..., Any]], Reward]: ...
-def reward(fn: Callable[..., Any] | None = None, /, *, weight: float = 1.0, name: str | None = None) -> Any:
+def reward(
+    *, weight: float = 1.0, name: str | None = None, timeout: float = 60.0
+) -> Callable[[Callable[..., Any]], Reward]: ...
+def reward(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    weight: float = 1.0,
+    name: str | None = None,
+    timeout: float = 60.0,
+) -> Any:
     """Make a reward of an async or sync function: `@reward` or `@reward(weight=0.5)`.
 
-    Parameters are filled by name: `episode` or `trajectory` (the `Episode`), `row` (the data row), and any
-    field of the row. It returns a finite number; None or an exception makes the trajectory unscorable.
+    Parameters are filled by name: `episode` or `trajectory` (the `Episode`), `group` (all members that can
+    be scored), `row` (the data row), `context` (the `ToolContext` that this trajectory's tools got), any
+    field of the row, and what the config sets as options. It returns a finite number; None or an exception
+    (`Unscorable` says the reason best) makes the trajectory unscorable, and so does silence for `timeout`
+    seconds. With `group` but no trajectory it returns a value for each member instead.
     """
     if fn is None:
-        return lambda function: _make(function, weight, name)
-    return _make(fn, weight, name)
+        return lambda function: _make(function, weight, name, timeout)
+    return _make(fn, weight, name, timeout)
 
 
-def arguments_of(reward: Reward, episode: Episode) -> dict[str, Any]:
+def arguments_of(reward: Reward, episode: Episode, group: Sequence[Episode] = ()) -> dict[str, Any]:
     """The reward function's arguments for this episode. Raises BadReward if the row lacks a field."""
+    check_parameters(reward, episode.row)
     available: dict[str, Any] = {
         **episode.row,
+        **{name: episode.row[field] for name, field in reward.fields.items()},
+        **reward.options,
         **dict.fromkeys(EPISODE_NAMES, episode),
+        "group": tuple(group),
         "row": episode.row,
+        "context": episode.context,
     }
-    check_parameters(reward, available)
-    wanted = inspect.signature(reward.fn).parameters
-    return {name: available[name] for name in wanted if name in available}
+    return {name: available[name] for name in reward.parameters if name in available}
 
 
-def check_parameters(reward: Reward, available: Collection[str]) -> None:
-    """Raise BadReward if a parameter without a default is not among row fields and reserved names."""
-    for parameter in inspect.signature(reward.fn).parameters.values():
-        known = parameter.name in available or parameter.name in RESERVED_NAMES
-        if not known and parameter.default is inspect.Parameter.empty:
-            fields = ", ".join(sorted(set(available) - set(RESERVED_NAMES))) or "none"
+def check_parameters(reward: Reward, row: Collection[str]) -> None:
+    """Raise BadReward if a parameter cannot be filled from a row with these fields."""
+    for name, parameter in reward.parameters.items():
+        if name in reward.options:
+            continue
+        if name in RESERVED_NAMES:
+            if name in row:
+                raise BadReward(
+                    f"reward {reward.name!r} asks for {name!r}, which is a reserved name and a field of the "
+                    f'row; ask for row and read row["{name}"], or rename the field'
+                )
+            continue
+        field = reward.fields.get(name, name)
+        if field not in row and (parameter.default is inspect.Parameter.empty or name in reward.fields):
+            fields = ", ".join(sorted(set(row) - set(RESERVED_NAMES))) or "none"
             raise BadReward(
-                f"reward {reward.name!r} asks for {parameter.name!r}, which the row does not have; "
+                f"reward {reward.name!r} asks for {field!r}, which the row does not have; "
                 f"there is: {', '.join(RESERVED_NAMES)} and the row's fields: {fields}"
             )
 
 
-def _make(fn: Any, weight: float, name: str | None) -> Reward:
+def configured(reward: Reward, settings: Mapping[str, Any]) -> Reward:
+    """The reward with the name, weight, timeout, options and fields that a config gives it.
+
+    Options are checked against the function's type hints. Raises BadReward.
+    """
+    options, fields = settings.get("options", {}), settings.get("fields", {})
+    for kind, names in (("options", options), ("fields", fields)):
+        if not isinstance(names, Mapping):
+            raise BadReward(f"reward {reward.name!r}: {kind} must be a table, not {names!r}")
+        for name in names:
+            if name in RESERVED_NAMES or name not in reward.parameters:
+                takes = ", ".join(n for n in reward.parameters if n not in RESERVED_NAMES) or "none"
+                raise BadReward(f"reward {reward.name!r}: {kind} has no {name!r}; it takes: {takes}")
+    typed = {name: _typed(reward, name, value) for name, value in options.items()}
+    made = _make(
+        reward.fn,
+        settings.get("weight", reward.weight),
+        settings.get("name", reward.name),
+        settings.get("timeout", reward.timeout_s),
+    )
+    return replace(made, options=typed, fields=dict(fields))
+
+
+def _typed(reward: Reward, name: str, value: Any) -> Any:
+    try:
+        hint = get_type_hints(reward.fn, include_extras=True).get(name, Any)
+    except NameError:  # hints of names that only a type checker imports
+        return value
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise BadReward(f"reward {reward.name!r}: options.{name} = {value!r} is refused: {reason}") from None
+
+
+def _make(fn: Any, weight: float, name: str | None, timeout: float) -> Reward:
     if not inspect.isfunction(fn):
         raise BadReward(f"@reward takes a function, not {fn!r}")
     name = name or fn.__name__
-    if not math.isfinite(weight):
-        raise BadReward(f"reward {name!r}: weight = {weight} must be a finite number")
+    if not isinstance(name, str):
+        raise BadReward(f"a reward's name must be text, not {name!r}")
+    if not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise BadReward(f"reward {name!r}: weight = {weight!r} must be a finite number")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise BadReward(f"reward {name!r}: timeout = {timeout!r} must be a number of seconds above 0")
     for parameter in inspect.signature(fn).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise BadReward(
                 f"reward {name!r}: arguments are passed by name, so {parameter.name!r} cannot be "
                 "positional-only, * or **"
             )
-    return Reward(name, fn, weight)
+    return Reward(name, fn, weight, timeout)

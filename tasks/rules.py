@@ -1,37 +1,58 @@
-"""Rule rewards: building blocks for a user's own, and rewards ready for a config file.
+"""Rule rewards on the answer: building blocks for a user's own, and rewards ready for a config file.
 
-    rewards = ["tasks.rules:exact_match", "tasks.rules:no_wasted_calls"]
+    rewards = [
+        "tasks.rules:exact_match",
+        { use = "tasks.rules:regex_match", weight = 0.1, options = { pattern = "^[0-9]+$" } },
+    ]
 
 Invariant: answers are read from what the model wrote, outside its thinking; tool text never counts.
-The ready rewards compare with the row's field `answer`.
+Those that compare do so with the row's field `answer`, or with another named by `fields = { answer = … }`.
+How the episode went, not what it answered, is scored in `tasks.conduct`; mathematics in `tasks.mathematics`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import string
 import unicodedata
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any
 
+from jsonschema import SchemaError
+from jsonschema.validators import validator_for
+from pydantic import AfterValidator
+
+from tasks.conduct import no_wasted_calls, well_formed_calls
 from tasks.reward import reward
 from tasks.types import Episode
 from toolcall.parsers.thinking import without_thinking
-from toolcall.types import Outcome, ParseFailure, Parser, ToolCall, ToolResult
-
-UNREADABLE = (Outcome.PARSE_ERROR, Outcome.INVALID_ARGUMENTS, Outcome.UNKNOWN_TOOL)
+from toolcall.types import ParseFailure, Parser, ToolCall, ToolResult
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+", re.ASCII)
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
 def extract_answer(episode: Episode, tag: str = "answer") -> str | None:
-    """The last `<tag>…</tag>` that the model wrote within one turn, stripped; None if there is none."""
+    """The last `<tag>…</tag>` that the model wrote within one turn, stripped; None if there is none.
+
+    With an empty `tag`: all of the last turn.
+    """
+    if not tag:
+        return final_text(episode)
     pattern = re.compile(rf"<{re.escape(tag)}>((?:(?!<{re.escape(tag)}>).)*?)</{re.escape(tag)}>", re.DOTALL)
     for turn in reversed(episode.turns):
         if found := pattern.findall(without_thinking(turn)):
             return found[-1].strip()
     return None
+
+
+def final_text(episode: Episode) -> str:
+    """The last turn without its thinking, stripped."""
+    return without_thinking(episode.turns[-1]).strip() if episode.turns else ""
 
 
 def normalise(text: str) -> str:
@@ -42,8 +63,13 @@ def normalise(text: str) -> str:
 
 def same_text(given: str, expected: Any) -> bool:
     """Equal after `normalise`; `expected` may be a list of accepted answers."""
-    accepted = expected if isinstance(expected, list | tuple) else [expected]
-    return any(normalise(given) == normalise(str(item)) for item in accepted)
+    return any(normalise(given) == normalise(str(item)) for item in _accepted(expected))
+
+
+def token_f1(given: str, expected: Any) -> float:
+    """Harmonic mean of precision and recall over the words after `normalise`, as SQuAD has it; of several
+    accepted answers the best. 1 where both are empty."""
+    return max((_f1(normalise(given), normalise(str(item))) for item in _accepted(expected)), default=0.0)
 
 
 def same_number(given: str, expected: Any, tolerance: float = 1e-6) -> bool:
@@ -53,11 +79,6 @@ def same_number(given: str, expected: Any, tolerance: float = 1e-6) -> bool:
         return False
     wanted = float(str(expected).replace(",", ""))
     return abs(float(found[0].replace(",", "")) - wanted) <= tolerance * max(1.0, abs(wanted))
-
-
-def all_results(episode: Episode) -> list[ToolResult]:
-    """The results of every call of the episode, in order."""
-    return [result for turn in episode.results for result in turn]
 
 
 def made_calls(episode: Episode, parser: Parser) -> list[tuple[ToolCall | ParseFailure, ToolResult]]:
@@ -70,30 +91,84 @@ def made_calls(episode: Episode, parser: Parser) -> list[tuple[ToolCall | ParseF
 
 
 @reward
-def exact_match(episode: Episode, answer: Any) -> float:
+def exact_match(episode: Episode, answer: Any, tag: str = "answer") -> float:
     """1 if the model's `<answer>` is the row's answer after normalisation, else 0."""
-    given = extract_answer(episode)
-    return float(given is not None and same_text(given, answer))
+    return _compare(episode, tag, lambda given: same_text(given, answer))
 
 
 @reward
-def numeric_match(episode: Episode, answer: Any) -> float:
+def f1(episode: Episode, answer: Any, tag: str = "answer") -> float:
+    """Word overlap of the model's `<answer>` with the row's answer, 0 to 1."""
+    return _compare(episode, tag, lambda given: token_f1(given, answer))
+
+
+@reward
+def numeric_match(episode: Episode, answer: Any, tolerance: float = 1e-6, tag: str = "answer") -> float:
     """1 if the one number in the model's `<answer>` is the row's answer, else 0."""
-    given = extract_answer(episode)
-    return float(given is not None and same_number(given, answer))
+    return _compare(episode, tag, lambda given: same_number(given, answer, tolerance))
 
 
-@reward(weight=0.1)
-def well_formed_calls(episode: Episode) -> float:
-    """Share of calls that could be read and named a tool and its arguments rightly; 0 without a call."""
-    results = all_results(episode)
-    return sum(r.outcome not in UNREADABLE for r in results) / len(results) if results else 0.0
+@reward
+def regex_match(episode: Episode, pattern: re.Pattern[str], tag: str = "answer") -> float:
+    """1 if `pattern` (an option, or a field of the row) is found in the model's `<answer>`, else 0."""
+    return _compare(episode, tag, lambda given: re.search(pattern, given) is not None)
 
 
-@reward(weight=0.1)
-def no_wasted_calls(episode: Episode) -> float:
-    """1 if there were calls, all succeeded, and none gave what an earlier one had given; else 0."""
-    results = all_results(episode)
-    succeeded = all(r.outcome is Outcome.OK for r in results)
-    distinct = len({(r.name, r.text) for r in results}) == len(results)
-    return float(bool(results) and succeeded and distinct)
+def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        validator_for(schema).check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"not a JSON schema: {error.message}") from None
+    return schema
+
+
+@reward
+def json_schema(
+    episode: Episode, schema: Annotated[dict[str, Any], AfterValidator(_checked)], tag: str = ""
+) -> float:
+    """1 if the last turn (or its `<tag>`), bare or in a ```json fence, is JSON under `schema`, else 0."""
+    return _compare(episode, tag, lambda given: _is_valid(given, schema))
+
+
+def _compare(episode: Episode, tag: str, rule: Callable[[str], bool | float]) -> float:
+    given = extract_answer(episode, tag)
+    return 0.0 if given is None else float(rule(given))
+
+
+def _accepted(expected: Any) -> list[Any]:
+    return list(expected) if isinstance(expected, list | tuple) else [expected]
+
+
+def _f1(given: str, expected: str) -> float:
+    ours, theirs = given.split(), expected.split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * common / (len(ours) + len(theirs))
+
+
+def _is_valid(given: str, schema: dict[str, Any]) -> bool:
+    fenced = _FENCE.findall(given)
+    try:
+        value = json.loads(fenced[-1] if fenced else given)
+    except (ValueError, RecursionError):
+        return False
+    return validator_for(schema)(schema).is_valid(value)
+
+
+__all__ = [
+    "exact_match",
+    "extract_answer",
+    "f1",
+    "final_text",
+    "json_schema",
+    "made_calls",
+    "no_wasted_calls",
+    "normalise",
+    "numeric_match",
+    "regex_match",
+    "same_number",
+    "same_text",
+    "token_f1",
+    "well_formed_calls",
+]

@@ -5,14 +5,17 @@ Used by the actors (which roll trajectories out), by `tasks.scoring`, and by `la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from toolcall.types import Parser, ToolResult
+from toolcall.types import Parser, ToolContext, ToolResult
 
 Row = dict[str, Any]
 Message = dict[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
+EPISODE_NAMES = ("episode", "trajectory")  # a reward's parameters of these names are the `Episode`
 
 
 @dataclass(frozen=True)
@@ -27,24 +30,54 @@ class Episode:
     num_tokens: int = 0  # sampled
     scores: dict[str, float] = field(default_factory=dict, compare=False)
     # each reward's unweighted value by name; filled by `tasks.scoring.score`, for `Task.success`
+    context: ToolContext = field(default_factory=ToolContext, compare=False)
+    # what the tools got: their `state` as they left it, this trajectory's id and rng
 
     @property
     def text(self) -> str:
         """Everything the model wrote itself. Tool text is not in it (see CASES R4)."""
         return "\n".join(self.turns)
 
+    @property
+    def transcript(self) -> str:
+        """What the model wrote and what the tools answered, in order: for rewards that ask for all."""
+        parts = []
+        for turn, results in zip(self.turns, self.results, strict=True):
+            parts += [turn, *(result.text for result in results)]
+        return "\n".join(parts)
+
 
 @dataclass(frozen=True)
 class Reward:
-    """A named, weighted score of an episode. `fn`'s arguments are filled by name, see `tasks.reward`."""
+    """A named, weighted score. `fn`'s arguments are filled by name, see `tasks.reward`.
+
+    A function that takes the group but no trajectory is asked once a group, for a value per member.
+    """
 
     name: str
     fn: Callable[..., Any]  # sync or async; returns float or None (unscorable)
     weight: float = 1.0
+    timeout_s: float = 60.0
+    options: Mapping[str, Any] = field(default_factory=dict)  # arguments that the config sets
+    fields: Mapping[str, str] = field(default_factory=dict)  # argument -> the row's field of another name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function itself, so that a decorated reward stays usable inside another."""
         return self.fn(*args, **kwargs)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.fn).parameters
+
+    @property
+    def sees_group(self) -> bool:
+        """It waits for all members of the group."""
+        return "group" in self.parameters
+
+    @property
+    def once_a_group(self) -> bool:
+        """One call gives the values of all members."""
+        return self.sees_group and not any(name in self.parameters for name in EPISODE_NAMES)
 
 
 @dataclass(frozen=True)
@@ -67,6 +100,6 @@ class Task:
     tools: Sequence[Any]  # toolcall.registry.Tool
     parser: Parser
     rewards: Sequence[Reward]
-    success: Callable[[Episode], bool]  # for success rates; not a reward. Called after scoring
+    success: Callable[[Episode], bool]  # for success rates; not a reward. Called once all rewards are known
     tools_in_prompt: bool = False  # the prompt itself teaches the tools; the chat template need not
     prefill: str = ""  # text that starts every assistant turn, as part of the prompt

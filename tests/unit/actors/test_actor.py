@@ -11,8 +11,9 @@ from actors.engine import EngineDied
 from configs.roles import RoleSpec
 from configs.schema import RunConfig
 from metrics import names
+from tasks import Reward, reward
 from tests.fakes import FakeBuffer, FakeWeights
-from tests.unit.actors.support import make_lease, make_rollouts
+from tests.unit.actors.support import correct, make_lease, make_rollouts, make_task
 
 CONFIG = {"buffer": {"heartbeat_s": 0.01, "lease_timeout_s": 1}, "actors": {"max_groups_in_flight": 2}}
 
@@ -21,8 +22,9 @@ def make_actor(
     buffer,
     script=lambda tokenizer: tokenizer.encode("<answer>84</answer><|im_end|>"),
     weights=None,
+    **task,
 ):
-    rollouts, engine, tokenizer = make_rollouts(lambda *_: script(tokenizer))
+    rollouts, engine, tokenizer = make_rollouts(lambda *_: script(tokenizer), task=make_task(**task))
     spec = RoleSpec(
         role="actor",
         name="actor-0",
@@ -46,7 +48,14 @@ def leases(count: int, size: int = 2):
 
 
 def run(actor):
-    asyncio.run(asyncio.wait_for(actor.run(), 10))
+    async def drive():
+        async with asyncio.timeout(10) as deadline:
+            try:
+                await actor.run()
+            finally:
+                assert not deadline.expired()
+
+    asyncio.run(drive())
 
 
 def test_every_member_of_every_lease_is_put_once():
@@ -162,3 +171,60 @@ def test_heartbeats_report_what_was_done():
         for name in (names.ACTOR_TRAJECTORIES, names.ACTOR_SUCCESS, names.ACTOR_REWARD_SUM)
     }
     assert set(total.values()) == {4}
+
+
+@reward(weight=0.5)
+def first_is_best(group) -> list[float]:
+    return [float(place == 0) for place in range(len(group))]
+
+
+def test_a_reward_that_sees_the_group_is_asked_when_all_have_ended():
+    buffer = FakeBuffer(leases(2, size=3))
+    actor, _ = make_actor(buffer, rewards=[Reward("correct", correct), first_is_best])
+    run(actor)
+    rewards = {t.trajectory_id: t.reward for t in buffer.put}
+    assert rewards == {f"g{g}/{i}": 1.5 if i == 0 else 1.0 for g in range(2) for i in range(3)}
+    assert buffer.put[0].reward_components == {"correct": 1.0, "first_is_best": 1.0}
+
+
+def test_what_is_left_of_a_dead_actors_group_is_not_compared():
+    buffer = FakeBuffer([replace(make_lease(4), missing=(1, 3))])
+    actor, _ = make_actor(buffer, rewards=[Reward("correct", correct), first_is_best])
+    run(actor)
+    assert [(t.index, t.reward, t.reward_components) for t in buffer.put] == [
+        (1, None, {"correct": 1.0}),
+        (3, None, {"correct": 1.0}),
+    ]
+    assert "an actor died" in buffer.put[0].error
+
+
+def test_groups_that_wait_for_a_reward_do_not_keep_the_engine_from_others():
+    """max_groups_in_flight is 2, and no reward comes before all five groups have been rolled out."""
+    all_rolled, asked = asyncio.Event(), []
+
+    async def slow_judge(episode) -> float:
+        asked.append(episode)
+        if len(asked) == 10:
+            all_rolled.set()
+        await all_rolled.wait()
+        return 1.0
+
+    buffer = FakeBuffer(leases(5))
+    actor, _ = make_actor(buffer, rewards=[Reward("judge", slow_judge)])
+    run(actor)
+    assert len(buffer.put) == 10
+
+
+def test_r3_unscored_trajectories_are_counted_and_the_reason_is_logged_but_not_a_flood(caplog):
+    def judge() -> float:
+        raise ConnectionError("judge is down")
+
+    buffer = FakeBuffer(leases(5))
+    actor, _ = make_actor(buffer, rewards=[Reward("correct", correct), Reward("judge", judge)])
+    run(actor)
+    assert all(t.reward is None and "judge is down" in t.error for t in buffer.put)
+    assert sum(beat.metrics.get(names.ACTOR_ERRORS, 0) for beat in buffer.beats) == 10
+    assert sum(beat.metrics.get("reward/correct_count", 0) for beat in buffer.beats) == 10
+    assert sum(beat.metrics.get("task/sums/scored", 0) for beat in buffer.beats) == 0
+    said = [record for record in caplog.records if "judge is down" in record.getMessage()]
+    assert len(said) == 4  # at 1, 2, 4 and 8

@@ -9,6 +9,7 @@ import pytest
 from actors.agent_loop import run_episode
 from actors.engine import EngineDied
 from buffer.messages import StopReason
+from tasks import Reward
 from tests.unit.actors.support import make_lease, make_rollouts, make_task
 from toolcall import ToolContext, tool
 
@@ -252,3 +253,21 @@ def test_c9_clean_up_runs_once_even_after_an_exception():
     rollouts, *_ = make_rollouts([CALL, ANSWER], task=make_task(tools=[calculator]))
     t = roll(rollouts).trajectory
     assert t.stop_reason == StopReason.ANSWER and closed == ["group-1/0"]
+
+
+def test_rewards_see_what_the_tools_hold_before_it_is_cleaned_up():
+    @tool
+    def calculator(expression: str, context: ToolContext) -> str:
+        """Evaluate.
+
+        Args:
+            expression: What.
+        """
+        context.state["open"] = expression
+        context.resources.callback(context.state.clear)
+        return "84"
+
+    left = Reward("left", lambda context: float(context.state["open"] == "12*7"))
+    rollouts, *_ = make_rollouts([CALL, ANSWER], task=make_task(tools=[calculator], rewards=[left]))
+    finished = roll(rollouts)
+    assert finished.trajectory.reward == 1.0 and finished.episode.context.state == {}

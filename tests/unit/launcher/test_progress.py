@@ -168,3 +168,14 @@ def test_before_and_after_stand_side_by_side():
     after = {"success": 0.9, "low": 0.86, "high": 0.93, "n": 256}
     shown = text(before_after({"greedy": before, "sampled": before}, {"greedy": after, "sampled": after}))
     assert "28.0% (23.0% – 34.0%)" in shown and "90.0% (86.0% – 93.0%)" in shown and "256" in shown
+
+
+def test_r3_many_unscored_trajectories_are_said_loudly():
+    for errors, loud in ((1, False), (10, True)):
+        run = view()
+        actor = ACTOR | {names.ACTOR_ERRORS: errors}
+        run.take(
+            status(1, ("actor", "actor-0", 99.0, actor), ("learner", "learner-0", 99.0, learner(1))), 100.0
+        )
+        shown = (text(picture(run)), plain_line(run, run.rows[1]))
+        assert ["50% UNSCORED, why: logs/actor-*.log" in where for where in shown] == [loud, loud]

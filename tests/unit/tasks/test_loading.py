@@ -125,6 +125,13 @@ def test_success_of_a_data_task_is_its_first_reward_at_1(folder):
         assert task.success(made) is succeeded
 
 
+def test_one_reward_may_serve_twice_with_other_settings(folder):
+    rewards = ["task_of_mine:says_it", {"use": "task_of_mine:says_it", "name": "again", "weight": -0.5}]
+    task = load_task(data_config(rewards=rewards), folder, seed=0)
+    assert asyncio.run(score(task.rewards, episode("It is 84"))).components == {"says_it": 1, "again": 1}
+    assert [r.weight for r in task.rewards] == [2.0, -0.5]
+
+
 def test_the_split_does_not_depend_on_seed_order_or_other_rows(folder):
     first = load_task(data_config(), folder, seed=0)
     lines = (folder / "questions.jsonl").read_text().splitlines()
@@ -176,6 +183,27 @@ def test_rows_may_come_from_a_python_iterable(folder):
         ({"rewards": []}, BadTask, "task.rewards is empty"),
         ({"rewards": ["task_of_mine:misspelt"]}, BadReward, "line 1: .*'anwser'.*answer, question"),
         ({"rewards": ["task_of_mine:plain"]}, BadReward, "decorate it with @reward"),
+        (
+            {"rewards": [{"use": "task_of_mine:says_it", "wieght": 2}]},
+            BadReward,
+            "'wieght' in .* not one of use",
+        ),
+        ({"rewards": [{"weight": 2}]}, BadReward, "names no reward"),
+        (
+            {"rewards": [{"use": "task_of_mine:says_it", "fields": {"answer": "gold"}}]},
+            BadReward,
+            "line 1: .*'gold', which the row does not have",
+        ),
+        (
+            {"rewards": [{"use": "tasks.rules:regex_match", "options": {"pattern": "("}}]},
+            BadReward,
+            "options.pattern = '\\(' is refused",
+        ),
+        (
+            {"rewards": [{"use": "tasks.rules:json_schema", "options": {"schema": {"type": "strnig"}}}]},
+            BadReward,
+            "not a JSON schema: 'strnig'",
+        ),
         ({"rewards": ["task_of_mine:says_it"] * 2}, BadTask, "two rewards called 'says_it'"),
         ({"tools": ["task_of_mine:plain"]}, BadTool, "decorate it with @tool"),
         ({"parser": "xml"}, ValueError, "no parser 'xml'"),

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tasks.conduct import (
+    answer_format,
+    no_wasted_calls,
+    overlong,
+    tool_efficiency,
+    well_formed_calls,
+)
 from tasks.rules import (
     exact_match,
     extract_answer,
+    json_schema,
     made_calls,
-    no_wasted_calls,
     numeric_match,
+    regex_match,
     same_number,
     same_text,
-    well_formed_calls,
+    token_f1,
 )
 from tests.unit.tasks.support import episode, result
 from toolcall import Outcome
@@ -43,6 +53,8 @@ def test_r4_an_answer_in_tool_text_is_no_answer():
     told = episode(("<calc>12*7</calc>", result("<answer>84</answer>")), "I am done.")
     assert extract_answer(told) is None
     assert exact_match(told, "84") == numeric_match(told, "84") == 0.0
+    assert answer_format(told) == regex_match(told, "84") == json_schema(told, {"type": "integer"}) == 0.0
+    assert "<answer>84</answer>" not in told.text and "<answer>84</answer>" in told.transcript
 
 
 @pytest.mark.parametrize(
@@ -109,3 +121,80 @@ def test_calls_are_paired_with_their_results_by_id():
     )
     pairs = [(call.arguments["expression"], answer.text) for call, answer in made_calls(made, parser)]
     assert pairs == [("1+1", "2"), ("2+2", "4"), ("3+3", "6")]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "value"),
+    [
+        ("the Eiffel Tower in Paris", "Eiffel Tower", 2 * 2 / (4 + 2)),
+        ("Paris Paris", "Paris", 2 / 3),  # repeating a word earns nothing
+        ("London", "Paris", 0.0),
+        ("London", ["Paris", "london"], 1.0),
+        ("the", "Paris", 0.0),
+        ("the", "a", 1.0),
+        ("", [], 0.0),
+    ],
+)
+def test_f1_counts_common_words(given, expected, value):
+    assert token_f1(given, expected) == pytest.approx(value)
+
+
+def test_an_answer_may_stand_in_another_tag_or_be_the_whole_last_turn():
+    assert exact_match(episode("<final>84</final>"), "84", tag="final") == 1.0
+    assert exact_match(episode("x", "<think>85</think> 84"), "84", tag="") == 1.0
+    assert exact_match(episode("84", "x"), "84", tag="") == 0.0
+    assert exact_match(episode(), "84", tag="") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ('{"n": 1}', True),
+        ('Here:\n```json\n{"n": 1}\n```', True),
+        ('{"n": "1"}', False),
+        ('{"n": 1', False),
+        ('Here: {"n": 1}', False),
+        ("[" * 100_000, False),
+    ],
+)
+def test_json_under_a_schema(text, valid):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    assert json_schema(episode(text), schema) == float(valid)
+
+
+@pytest.mark.parametrize(
+    ("turns", "value"),
+    [
+        (["<calc>1</calc>", "So <answer>84</answer>"], 1.0),
+        (["<think><answer>1</answer></think><answer>84</answer>\n"], 1.0),
+        (["<answer>84</answer> indeed"], 0.0),
+        (["<answer>1</answer>", "<answer>84</answer>"], 0.0),
+        (["<answer></answer>"], 0.0),
+        (["</answer><answer>"], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_the_answer_format_is_one_answer_at_the_end(turns, value):
+    assert answer_format(episode(*turns)) == value
+
+
+@pytest.mark.parametrize(
+    ("results", "needed", "value"),
+    [
+        ([], 0, 1.0),
+        ([], 1, 0.0),
+        ([result()], 1, 1.0),
+        ([result()], 3, 1.0),
+        ([result(), result(number=1)], 1, 0.5),
+        ([result("no", Outcome.TOOL_ERROR)], 1, 0.0),
+    ],
+)
+def test_tool_efficiency(results, needed, value):
+    assert tool_efficiency(episode(("x", *results)), needed) == value
+
+
+@pytest.mark.parametrize(("tokens", "value"), [(0, 0), (80, 0), (90, -0.5), (100, -1), (500, -1)])
+def test_overlong_falls_linearly_to_its_limit(tokens, value):
+    assert overlong(replace(episode("x"), num_tokens=tokens), limit=100, margin=20) == value
+    with pytest.raises(ValueError, match="margin = 200"):
+        overlong(episode("x"), limit=100, margin=200)

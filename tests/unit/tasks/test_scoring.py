@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasks import Reward, reward, score
-from tasks.reward import BadReward, check_parameters
+from tasks import Reward, Score, Unscorable, reward, score
+from tasks.reward import BadReward, check_parameters, configured
+from tasks.scoring import score_group
 from tests.unit.tasks.support import episode
 from tests.unit.toolcall.support import run_virtual
 
@@ -94,7 +95,7 @@ def test_r3_a_reward_that_hangs_is_unscorable_after_its_deadline():
         return 1.0
 
     async def scenario():
-        scored = await score([right, Reward("judge", hang)], episode("84"), timeout_s=30)
+        scored = await score([right, Reward("judge", hang, timeout_s=30)], episode("84"))
         return scored, asyncio.get_running_loop().time()
 
     scored, elapsed = run_virtual(_without_threads(scenario))
@@ -108,7 +109,7 @@ async def _without_threads(scenario):
 
 def test_r3_a_blocking_reward_that_hangs_does_not_hold_the_scores_up():
     release = threading.Event()
-    scored = asyncio.run(score([Reward("judge", lambda: release.wait(30))], episode("84"), timeout_s=0.02))
+    scored = asyncio.run(score([Reward("judge", lambda: release.wait(30), timeout_s=0.02)], episode("84")))
     release.set()
     assert scored.reward is None and "DeadlineExceeded" in (scored.error or "")
 
@@ -153,7 +154,7 @@ def test_an_unknown_parameter_is_refused_with_what_there_is():
 
     with pytest.raises(BadReward) as error:
         check_parameters(wrong, {"question": "", "answer": ""})
-    for word in ("'wrong'", "'anwser'", "episode, trajectory, row", "answer, question"):
+    for word in ("'wrong'", "'anwser'", "trajectory, group, row, context", "answer, question"):
         assert word in str(error.value)
 
 
@@ -169,3 +170,127 @@ def test_an_unknown_parameter_is_refused_with_what_there_is():
 def test_what_cannot_be_a_reward_is_refused(make, says):
     with pytest.raises(BadReward, match=says):
         make()
+
+
+# --- the group ---------------------------------------------------------------------------------------
+
+
+@reward(weight=2.0)
+def shortest(group) -> list[float]:
+    """Once a group: a value for each member."""
+    least = min(len(member.text) for member in group)
+    return [float(len(member.text) == least) for member in group]
+
+
+@reward
+def unlike_the_others(trajectory, group) -> float:
+    """Once a member."""
+    return float(sum(member.text == trajectory.text for member in group) == 1)
+
+
+def scored_together(rewards, *episodes, errors=()):
+    async def scenario():
+        scores = [
+            Score(None, error=errors[i]) if i < len(errors) and errors[i] else await score(rewards, made)
+            for i, made in enumerate(episodes)
+        ]
+        return await score_group(rewards, episodes, scores)
+
+    return asyncio.run(scenario())
+
+
+def test_group_rewards_are_added_to_a_members_own():
+    scores = scored_together([right, shortest, unlike_the_others], *map(episode, ("84", "8400", "8400")))
+    assert [s.reward for s in scores] == [1.0 + 2.0 + 1.0, 0.0, 0.0]
+    assert scores[0].components == {"right": 1.0, "shortest": 1.0, "unlike_the_others": 1.0}
+
+
+def test_r1_failed_members_are_neither_scored_nor_shown_to_the_others():
+    down = [None, "tool search: gone", None, "tool search: gone"]
+    scores = scored_together([right, shortest], *map(episode, ("84", "", "840", "")), errors=down)
+    assert [s.reward for s in scores] == [3.0, None, 0.0, None]
+    assert scores[1].error == "tool search: gone" and scores[1].components == {}
+
+
+def test_r1_a_group_that_failed_whole_asks_nobody():
+    def never(group) -> list[float]:
+        raise AssertionError("asked about nobody")
+
+    (only,) = scored_together([Reward("rank", never)], episode("84"), errors=["gone"])
+    assert only.error == "gone"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([1.0], "must return 2 values"),
+        (1.0, "must return 2 values"),
+        ("ab", "must return 2 values"),
+        ({1.0, 2.0}, "must return 2 values"),
+        (None, "must return 2 values"),
+    ],
+)
+def test_r3_a_group_reward_of_the_wrong_length_leaves_all_unscored(value, says):
+    scores = scored_together([right, Reward("rank", lambda group: value)], episode("84"), episode("85"))
+    assert all(s.reward is None and says in (s.error or "") for s in scores)
+    assert scores[0].components == {"right": 1.0}
+
+
+def test_r3_a_group_reward_may_leave_single_members_unscored():
+    scores = scored_together([Reward("rank", lambda group: [None, 1.0])], episode("84"), episode("85"))
+    assert [s.reward for s in scores] == [None, 1.0]
+    assert scores[0].error == "reward 'rank': returned None"
+
+
+def test_r3_the_reason_for_being_unscorable_is_the_rewards_own():
+    def judge() -> float:
+        raise Unscorable("the judge gave no verdict")
+
+    scored = asyncio.run(score([Reward("judge", judge)], episode("84")))
+    assert scored.error == "reward 'judge': the judge gave no verdict"
+
+
+# --- arguments ---------------------------------------------------------------------------------------
+
+
+def test_a_reward_sees_what_the_tools_left_in_the_context():
+    made = episode("84")
+    made.context.state["files"] = {"a.txt": "84"}
+    final_state = Reward("state", lambda context, answer: float(context.state["files"]["a.txt"] == answer))
+    assert asyncio.run(score([final_state], made)).reward == 1.0
+
+
+def test_the_config_sets_options_fields_name_and_weight():
+    @reward
+    def near(episode, target: float, tolerance: float = 0.1) -> float:
+        return float(abs(float(episode.text) - target) <= tolerance)
+
+    settings = {"name": "close", "weight": 0.5, "options": {"tolerance": 2}, "fields": {"target": "gold"}}
+    made = configured(near, settings)
+    assert (made.name, made.weight) == ("close", 0.5)
+    assert asyncio.run(score([made], episode("84", gold=83))).reward == 0.5
+    assert asyncio.run(score([made], episode("84", gold=80))).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"options": {"limt": 3}}, "options has no 'limt'; it takes: limit"),
+        ({"options": {"trajectory": 3}}, "options has no 'trajectory'"),
+        ({"options": {"limit": "many"}}, "options.limit = 'many' is refused"),
+        ({"options": 3}, "options must be a table"),
+        ({"fields": {"limt": "x"}}, "fields has no 'limt'"),
+        ({"weight": "heavy"}, "weight = 'heavy'"),
+        ({"timeout": 0}, "timeout = 0"),
+        ({"name": 3}, "name must be text"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, says):
+    with pytest.raises(BadReward, match=says):
+        configured(brevity, settings)
+
+
+def test_a_field_named_like_a_reserved_argument_is_not_mistaken_for_it():
+    with pytest.raises(BadReward, match=r'read row\["context"\]'):
+        check_parameters(Reward("r", lambda context: 0.0), {"context": "a passage"})
+    check_parameters(Reward("r", lambda row: 0.0), {"context": "a passage"})
