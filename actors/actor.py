@@ -36,7 +36,7 @@ from configs.roles import RoleSpec
 from configs.run_folder import RunFolder
 from metrics import names
 from metrics.record import Recorder
-from tasks.loading import load_task
+from tasks.loading import load_task, without_prompts
 from weightsync.receiver import Receiver
 from weightsync.vllm_engine import VllmWeights
 
@@ -51,7 +51,7 @@ def main(spec: RoleSpec) -> None:
 
 async def _main(spec: RoleSpec) -> None:
     config = spec.config
-    task = load_task(config.task, spec.config_dir, config.seed)
+    task = without_prompts(load_task(config.task, spec.config_dir, config.seed), spec.dropped_prompts)
     renderer = make_renderer(load_tokenizer(spec.model_path), task, config.model.renderer)
     keys = RunFolder(spec.run_dir).read_keys()
     engine = await VllmEngine.start(

@@ -49,6 +49,7 @@ class LoadedConfig:
     config_dir: Path
     source: Path
     warnings: tuple[str, ...] = ()  # settings without effect, one sentence each
+    overrides: tuple[str, ...] = ()  # as they were given; with `source` they lead to `config` again
 
 
 def load_config(
@@ -75,6 +76,7 @@ def load_config(
         config_dir=RunFolder(source.parent).origin() or source.parent.resolve(),
         source=source,
         warnings=settings_without_effect(config),
+        overrides=tuple(overrides),
     )
 
 

@@ -34,7 +34,11 @@ class TaskConfig(Section):
     options: dict[str, Any] = {}
     """Keyword arguments of the shipped task, e.g. `syntax = "hermes"` for the calculator."""
     data: str | None = None
-    """JSONL, Parquet or CSV file (relative to the config file), or `module:iterable`."""
+    """JSONL, JSON, CSV or Parquet file or folder (beside the config), `module:iterable` or `hf:name`."""
+    data_split: str = "train"
+    """With `data` naming a folder or `hf:name`: the split to read."""
+    long_prompts: Literal["drop", "refuse"] = "drop"
+    """Prompts that leave no room to answer in `max_trajectory_tokens`: leave them out and count, or stop."""
     tools: list[str] = []
     """With `data`: tools as `module:object`."""
     rewards: list[str | dict[str, Any]] = []

@@ -8,7 +8,15 @@ from __future__ import annotations
 from configs.keys import all_keys
 from configs.schema import RunConfig
 
-_ONLY_WITH_DATA = ("task.tools", "task.rewards", "task.prompt", "task.system", "task.parser", "task.held_out")
+_ONLY_WITH_DATA = (
+    "task.tools",
+    "task.rewards",
+    "task.prompt",
+    "task.system",
+    "task.parser",
+    "task.held_out",
+    "task.data_split",
+)
 _ONLY_WITHOUT_DATA = ("task.name", "task.options")
 
 

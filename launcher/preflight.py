@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,22 +133,32 @@ def check_sinks(config: RunConfig) -> None:
 def prepare_model(name_or_path: str) -> Path:
     """The model's folder, checked and, if it is the packaged one, made. Done in a process of its own
     because that needs torch; its progress line goes to the terminal."""
-    command = [sys.executable, "-m", "learner.packaged_model", name_or_path]
-    environment = os.environ | {"PYTHONPATH": str(REPO)}
+    return Path(run_module("learner.packaged_model", [name_or_path], f"preparing the model {name_or_path!r}"))
+
+
+def run_module(module: str, arguments: Sequence[str], what: str) -> str:
+    """The last line that `python -m module` prints. Raises PreflightError with its `error: …` line."""
+    command = [sys.executable, "-m", module, *arguments]
+    path = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stderr is not None and process.stdout is not None
-        errors = []
+        errors, last = [], ""
         for line in process.stderr:
+            last = line.strip() or last
             if line.startswith("error: "):
                 errors.append(line.removeprefix("error: ").strip())
             else:
                 print(line, end="", file=sys.stderr, flush=True)
         output = process.stdout.read()
     if process.returncode != 0 or not output.strip():
-        raise PreflightError(errors[0] if errors else f"preparing the model {name_or_path!r} failed")
-    return Path(output.splitlines()[-1])
+        raise PreflightError(errors[0] if errors else f"{what} failed: {last}")
+    return output.splitlines()[-1]
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from launcher.preflight import (
     find_gpus,
     plan_resources,
     prepare_model,
+    run_module,
     usable_cores,
 )
 from tasks.loading import load_task
@@ -45,6 +46,7 @@ class Run:
     resources: Resources
     endpoint: str
     keys: CurveKeys
+    dropped_prompts: tuple[int, ...] = ()  # training rows whose prompts leave no room to answer
 
     def specs(self) -> list[RoleSpec]:
         """What each role is told, in order of start."""
@@ -69,7 +71,8 @@ class Run:
             run_id=self.run_id,
             config_dir=self.config_dir,
             model_path=self.model_path,
-            num_prompts=len(self.task.train),
+            num_prompts=len(self.task.train) - len(self.dropped_prompts),
+            dropped_prompts=self.dropped_prompts,
             buffer_endpoint=self.endpoint,
             device=self.resources.device,
             threads=threads,
@@ -119,6 +122,7 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     endpoint = choose_endpoint(config)
     task = read_task(loaded)
     model_path = prepare_model(config.model.path)
+    dropped = find_long_prompts(loaded, task, model_path)
     return Run(
         folder=folder,
         config=config,
@@ -129,7 +133,29 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
         resources=resources,
         endpoint=endpoint,
         keys=folder.create_keys(),
+        dropped_prompts=dropped,
     )
+
+
+def find_long_prompts(loaded: LoadedConfig, task: Task, model_path: Path) -> tuple[int, ...]:
+    """Training rows to leave out, by `task.long_prompts`. Raises PreflightError where it says refuse, or
+    if none would be left. Made tasks know their prompts; only data from outside is measured."""
+    config = loaded.config.task
+    if config.data is None:
+        return ()
+    arguments = ["--config", str(loaded.source), "--model", str(model_path), *loaded.overrides]
+    found = json.loads(run_module("actors.prompt_lengths", arguments, "measuring the prompts"))["too_long"]
+    room = f"task.max_trajectory_tokens = {config.max_trajectory_tokens}"
+    count = f"{len(found)} of {len(task.train)} training prompts"
+    if found and config.long_prompts == "refuse":
+        first = task.make_messages(task.train[found[0]])[-1]["content"]
+        raise PreflightError(
+            f"{count} leave no room to answer within {room}, the first begins {str(first)[:60]!r}; "
+            'raise it, or set task.long_prompts = "drop"'
+        )
+    if len(found) == len(task.train):
+        raise PreflightError(f"{count} leave no room to answer within {room}; raise it")
+    return tuple(found)
 
 
 def _write(folder: RunFolder, loaded: LoadedConfig, endpoint: str) -> str:

@@ -64,8 +64,27 @@ def _introduce(run: Run, console: Console) -> None:
         "model": str(run.model_path),
         "task": f"{task.name}: {len(task.train)} training and {len(task.held_out)} held-out prompts; {tools}",
     }
+    lines |= {"note": text} if (text := notes(run)) else {}
     for label, text in lines.items():
         console.print(f"{label:<8} {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def notes(run: Run) -> str:
+    """What a user should know of the data before it is trained on."""
+    said = []
+    rows, dropped = len(run.task.train), len(run.dropped_prompts)
+    config, groups = run.config.task, run.config.buffer.groups_per_batch
+    if dropped:
+        said.append(
+            f"{dropped} of {rows} training prompts left out: they leave no room to answer within "
+            f"task.max_trajectory_tokens = {config.max_trajectory_tokens}"
+        )
+    if rows - dropped < groups:
+        said.append(
+            f"a step takes {groups} groups but there are {rows - dropped} training prompts, so a step repeats"
+            " some; lower buffer.groups_per_batch or give more rows"
+        )
+    return "; ".join(said)
 
 
 def _measure(

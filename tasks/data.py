@@ -1,51 +1,19 @@
-"""Rows from a data file or a Python iterable, prompts from rows, and the split into train and held-out.
+"""Prompts from rows, and the split into train and held-out.
 
-Invariant: a row that cannot be used is an error that names file and line, before any model starts; the
-split goes by a hash of the prompt's text, so equal prompts are never on both sides and (but for a handful
-of rows) adding rows moves none. Called by `tasks.loading`.
+Invariant: the split goes by a hash of the prompt's text, so equal prompts are never on both sides and (but
+for a handful of rows) adding rows moves none. Called by `tasks.loading`.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import importlib
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from tasks.readers import BadData, PlacedRow
 from tasks.types import Message, Row
-from toolcall.importing import import_object
-
-
-class BadData(ValueError):
-    """Data that cannot be used; the message names the place and the mend."""
-
-
-@dataclass(frozen=True)
-class PlacedRow:
-    row: Row
-    place: str  # "questions.jsonl line 3"
-
-
-def read_rows(source: str, folder: Path) -> list[PlacedRow]:
-    """Rows of a JSONL, CSV or Parquet file (relative to `folder`), or of a `module:iterable`."""
-    path = folder / source
-    if ":" in source and not path.exists():
-        rows = _rows_of_iterable(source, folder)
-    elif not path.is_file():
-        raise BadData(f"task.data: there is no file {path}")
-    elif reader := _READERS.get(path.suffix.lower()):
-        rows = reader(path)
-    else:
-        raise BadData(f"task.data: {path.name} is not one of {', '.join(_READERS)}; convert it or rename it")
-    if not rows:
-        raise BadData(f"task.data: {source} has no rows")
-    return rows
 
 
 def split(
@@ -103,72 +71,3 @@ class PromptTemplate:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _rows_of_jsonl(path: Path) -> list[PlacedRow]:
-    rows = []
-    for number, line in enumerate(_read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        place = f"{path.name} line {number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadData(f"{place}: not valid JSON ({error}); each line must be one JSON object") from error
-        rows.append(_placed(value, place))
-    return rows
-
-
-def _rows_of_csv(path: Path) -> list[PlacedRow]:
-    reader = csv.DictReader(io.StringIO(_read_text(path), newline=""), strict=True)
-    rows = []
-    try:
-        for row in reader:
-            place = f"{path.name} line {reader.line_num}"
-            if None in row or None in row.values():
-                raise BadData(f"{place}: its number of columns differs from the header's")
-            rows.append(_placed(row, place))
-    except csv.Error as error:
-        raise BadData(f"{path.name} line {reader.line_num}: not valid CSV ({error})") from error
-    return rows
-
-
-def _rows_of_parquet(path: Path) -> list[PlacedRow]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise BadData(f"{path.name}: reading Parquet needs pyarrow; pip install pyarrow") from error
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors derive from these
-        raise BadData(f"{path.name}: not a readable Parquet file ({error})") from error
-    return [_placed(row, f"{path.name} row {number}") for number, row in enumerate(rows, 1)]
-
-
-def _rows_of_iterable(reference: str, folder: Path) -> list[PlacedRow]:
-    found = import_object(reference, folder)
-    found = found() if callable(found) else found
-    if not isinstance(found, Iterable) or isinstance(found, str | bytes | dict):
-        raise BadData(f"task.data: {reference} is a {type(found).__name__}, not an iterable of dicts")
-    return [_placed(row, f"{reference} item {number}") for number, row in enumerate(found)]
-
-
-_READERS = {
-    ".jsonl": _rows_of_jsonl,
-    ".csv": _rows_of_csv,
-    ".parquet": _rows_of_parquet,
-}
-
-
-def _read_text(path: Path) -> str:
-    """UTF-8 with or without a byte order mark; lone carriage returns and CRLF become line ends."""
-    try:
-        return path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadData(f"{path.name}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-
-
-def _placed(value: Any, place: str) -> PlacedRow:
-    if not isinstance(value, dict):
-        raise BadData(f"{place}: a row must be an object of named fields, but is a {type(value).__name__}")
-    return PlacedRow(value, place)

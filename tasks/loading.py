@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from configs.schema import TaskConfig
-from tasks.data import BadData, PlacedRow, PromptTemplate, read_rows, split
-from tasks.reward import BadReward, check_parameters, configured
+from tasks.data import PromptTemplate, split
+from tasks.readers import BadData, PlacedRow, read_rows
+from tasks.reward import BadReward, arguments_of, check_parameters, configured
 from tasks.types import Episode, Reward, Task
 from toolcall.importing import import_object
 from toolcall.parsers import make_parser
@@ -46,6 +48,14 @@ def load_task(config: TaskConfig, config_dir: Path, seed: int) -> Task:
     for reward in task.rewards:
         check_parameters(reward, task.train[0])
     return task
+
+
+def without_prompts(task: Task, dropped: Collection[int]) -> Task:
+    """The task without these training rows; the others keep their order."""
+    if not dropped:
+        return task
+    left_out = set(dropped)
+    return replace(task, train=[row for i, row in enumerate(task.train) if i not in left_out])
 
 
 def _made_task(config: TaskConfig, config_dir: Path, seed: int) -> Task:
@@ -85,7 +95,7 @@ def _options(make: Callable[..., Any], config: TaskConfig, seed: int) -> dict[st
 def _data_task(config: TaskConfig, config_dir: Path) -> Task:
     """A task from a data file (or iterable), tools and rewards. Success: the first reward reaches 1."""
     assert config.data is not None
-    rows = read_rows(config.data, config_dir)
+    rows = read_rows(config.data, config_dir, config.data_split)
     prompt = PromptTemplate(config.prompt, config.system)
     prompt.check(rows)
     rewards = _load_rewards(config.rewards, config_dir)
@@ -134,11 +144,11 @@ def _load_reward(reference: str | Mapping[str, Any], config_dir: Path) -> Reward
 
 
 def _check_fields(rewards: Sequence[Reward], rows: Sequence[PlacedRow]) -> None:
-    """Every reward must find its fields in every row, not only in the first."""
+    """Every reward must find its fields in every row, with the types of its hints, not only in the first."""
     for reward in rewards:
         for placed in rows:
             try:
-                check_parameters(reward, placed.row)
+                arguments_of(reward, Episode(placed.row, (), (), (), ""))
             except BadReward as error:
                 raise BadReward(f"{placed.place}: {error}") from None
 
@@ -160,4 +170,4 @@ def _parser_for(name: str, tools: Sequence[Tool]) -> Parser:
     return make_parser("tag", tags=tags)
 
 
-__all__ = ["SHIPPED", "BadData", "BadReward", "BadTask", "load_task"]
+__all__ = ["SHIPPED", "BadData", "BadReward", "BadTask", "load_task", "without_prompts"]

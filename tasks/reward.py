@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, get_type_hints, overload
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -53,10 +54,12 @@ def reward(
 def arguments_of(reward: Reward, episode: Episode, group: Sequence[Episode] = ()) -> dict[str, Any]:
     """The reward function's arguments for this episode. Raises BadReward if the row lacks a field."""
     check_parameters(reward, episode.row)
-    available: dict[str, Any] = {
-        **episode.row,
-        **{name: episode.row[field] for name, field in reward.fields.items()},
-        **reward.options,
+    available: dict[str, Any] = dict(reward.options)
+    for name in reward.parameters:
+        field = reward.fields.get(name, name)
+        if name not in available and field in episode.row:
+            available[name] = _typed(reward.fn, name, episode.row[field], f"reward {reward.name!r}: {field}")
+    available |= {
         **dict.fromkeys(EPISODE_NAMES, episode),
         "group": tuple(group),
         "row": episode.row,
@@ -99,7 +102,8 @@ def configured(reward: Reward, settings: Mapping[str, Any]) -> Reward:
             if name in RESERVED_NAMES or name not in reward.parameters:
                 takes = ", ".join(n for n in reward.parameters if n not in RESERVED_NAMES) or "none"
                 raise BadReward(f"reward {reward.name!r}: {kind} has no {name!r}; it takes: {takes}")
-    typed = {name: _typed(reward, name, value) for name, value in options.items()}
+    where = f"reward {reward.name!r}: options"
+    typed = {name: _typed(reward.fn, name, value, f"{where}.{name}") for name, value in options.items()}
     made = _make(
         reward.fn,
         settings.get("weight", reward.weight),
@@ -109,16 +113,30 @@ def configured(reward: Reward, settings: Mapping[str, Any]) -> Reward:
     return replace(made, options=typed, fields=dict(fields))
 
 
-def _typed(reward: Reward, name: str, value: Any) -> Any:
-    try:
-        hint = get_type_hints(reward.fn, include_extras=True).get(name, Any)
-    except NameError:  # hints of names that only a type checker imports
+def _typed(fn: Callable[..., Any], name: str, value: Any, what: str) -> Any:
+    """`value` as the parameter's type hint has it ("3" of a CSV file is 3 for an int). Raises BadReward."""
+    adapter = _adapters(fn).get(name)
+    if adapter is None:
         return value
     try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+        return adapter.validate_python(value)
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise BadReward(f"reward {reward.name!r}: options.{name} = {value!r} is refused: {reason}") from None
+        raise BadReward(f"{what} = {value!r} is refused: {reason}") from None
+
+
+@lru_cache(maxsize=256)
+def _adapters(fn: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
+    try:
+        hints = get_type_hints(fn, include_extras=True)
+    except NameError:  # hints of names that only a type checker imports
+        return {}
+    loose = ConfigDict(arbitrary_types_allowed=True)
+    return {
+        name: TypeAdapter(hint, config=loose)
+        for name, hint in hints.items()
+        if hint is not Any and name not in (*RESERVED_NAMES, "return")
+    }
 
 
 def _make(fn: Any, weight: float, name: str | None, timeout: float) -> Reward:

@@ -9,7 +9,8 @@ from configs.load import load_config
 from configs.run_folder import RunFolder
 from launcher import prepare
 from launcher.preflight import PreflightError
-from launcher.prepare import existing_folder, new_folder, prepare_run, read_task
+from launcher.prepare import existing_folder, find_long_prompts, new_folder, prepare_run, read_task
+from launcher.train import notes
 
 
 @pytest.fixture
@@ -81,3 +82,53 @@ def test_nothing_is_written_when_a_check_fails(monkeypatch, loaded, tmp_path):
     with pytest.raises(PreflightError):
         prepare_run(loaded, RunFolder(tmp_path / "runs" / "x"))
     assert not (tmp_path / "runs").exists()
+
+
+# --- the data ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A data task of 19 rows or so; what the measuring process would find is `found`."""
+    rows = [{"question": f"What is {n}?", "answer": str(n)} for n in range(20)]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "c.toml").write_text('[task]\ndata = "q.jsonl"\nrewards = ["tasks.rules:exact_match"]\n')
+    found: list[int] = []
+    monkeypatch.setattr(prepare, "run_module", lambda *_: json.dumps({"too_long": found}))
+    monkeypatch.setattr(prepare, "prepare_model", lambda name: tmp_path / "model")
+    monkeypatch.setattr(prepare, "find_gpus", lambda: 0)
+    return tmp_path, found
+
+
+def test_prompts_without_room_are_left_out_and_counted(data):
+    folder, found = data
+    found += [0, 3]
+    run = prepare_run(load_config(folder / "c.toml"), RunFolder(folder / "run"))
+    specs = run.specs()
+    assert all(spec.dropped_prompts == (0, 3) for spec in specs)
+    assert all(spec.num_prompts == len(run.task.train) - 2 for spec in specs)
+    assert f"2 of {len(run.task.train)} training prompts left out" in notes(run)
+
+
+@pytest.mark.parametrize(
+    ("policy", "count", "says"),
+    [
+        ("refuse", 1, '1 of .* leave no room to answer .* begins \'What is .*long_prompts = "drop"'),
+        ("drop", 20, "leave no room to answer within task.max_trajectory_tokens = 1024; raise it"),
+    ],
+)
+def test_prompts_without_room_are_refused(data, policy, count, says):
+    folder, found = data
+    loaded = load_config(folder / "c.toml", ["--task.long_prompts", policy])
+    task = read_task(loaded)
+    found += range(min(count, len(task.train)))
+    with pytest.raises(PreflightError, match=says):
+        find_long_prompts(loaded, task, folder)
+
+
+def test_data_smaller_than_a_step_is_said(data):
+    folder, _ = data
+    for groups, said in ((8, False), (20, True)):
+        loaded = load_config(folder / "c.toml", ["--buffer.groups_per_batch", str(groups)])
+        run = prepare_run(loaded, RunFolder(folder / f"run{groups}"))
+        assert ("a step repeats some" in notes(run)) is said

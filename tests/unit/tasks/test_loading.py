@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import sys
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from configs.schema import TaskConfig
 from tasks import Task, load_task, score
-from tasks.data import BadData, PlacedRow, PromptTemplate, read_rows, split
+from tasks.data import PromptTemplate, split
 from tasks.loading import BadTask
+from tasks.readers import BadData, PlacedRow, read_rows
 from tasks.reward import BadReward
 from tests.unit.tasks.support import episode
 from toolcall import BadTool
@@ -52,6 +54,11 @@ async def says_it(trajectory, answer: str) -> float:
 
 @reward
 def misspelt(trajectory, anwser: str) -> float:
+    return 0.0
+
+
+@reward
+def counts(trajectory, answer: list[str]) -> float:
     return 0.0
 
 
@@ -176,7 +183,7 @@ def test_rows_may_come_from_a_python_iterable(folder):
     ("changes", "error", "says"),
     [
         ({"data": "nowhere.jsonl"}, BadData, "no file .*nowhere.jsonl"),
-        ({"data": "task_of_mine.py"}, BadData, "not one of .jsonl, .csv, .parquet"),
+        ({"data": "task_of_mine.py"}, BadData, "not one of .jsonl, .json, .csv, .parquet"),
         ({"data": "task_of_mine:MISSING"}, BadReference, "has no 'MISSING'"),
         ({"prompt": "{qestion}"}, BadData, "questions.jsonl line 1: no 'qestion'.*has: question, answer"),
         ({"system": "{role}"}, BadData, "line 1: no 'role'"),
@@ -187,6 +194,11 @@ def test_rows_may_come_from_a_python_iterable(folder):
             {"rewards": [{"use": "task_of_mine:says_it", "wieght": 2}]},
             BadReward,
             "'wieght' in .* not one of use",
+        ),
+        (
+            {"rewards": ["task_of_mine:counts"]},
+            BadReward,
+            "line 1: .*'0' is refused: .* a valid list",
         ),
         ({"rewards": [{"weight": 2}]}, BadReward, "names no reward"),
         (
@@ -242,6 +254,17 @@ def test_byte_order_mark_line_ends_and_empty_lines_are_tolerated(tmp_path, newli
         ("d.csv", "q,a\n1\n", "d.csv line 2: its number of columns"),
         ("d.csv", 'q\n"open', "not valid CSV"),
         ("d.csv", "q,a\n", "has no rows"),
+        ("d.csv", "q,a\n,\n", "has no rows"),
+        (
+            "d.jsonl",
+            '{"id": 7}\n{"id": "7"}\n\n{"id": 7}',
+            "line 4: id 7 is also that of d.jsonl line 1",
+        ),
+        ("d.json", '{"q": 1}', "must hold one list of objects"),
+        ("d.json", '[{"q": 1}, 2]', "d.json item 2: a row must be an object .* a int"),
+        ("d.json", "[1", "d.json: not valid JSON"),
+        ("d.parquet", b"PAR1", "not a readable Parquet file"),
+        ("d.arrow", b"ARROW1", "not a readable Arrow file"),
     ],
 )
 def test_broken_files_are_errors_that_name_the_place(tmp_path, name, content, says):
@@ -251,8 +274,77 @@ def test_broken_files_are_errors_that_name_the_place(tmp_path, name, content, sa
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(BadData, match="pip install pyarrow"):
         rows_of(tmp_path, "d.parquet", b"PAR1")
+
+
+def test_parquet_and_arrow_files_have_the_rows_of_jsonl(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = [{"q": "é", "a": ["x", "y"], "n": 1}, {"q": "b", "a": [], "n": None}]
+    table = pyarrow.Table.from_pylist(rows)
+    importlib.import_module("pyarrow.parquet").write_table(table, tmp_path / "d.parquet")
+    for name, opener in (("stream.arrow", pyarrow.ipc.new_stream), ("file.arrow", pyarrow.ipc.new_file)):
+        with (tmp_path / name).open("wb") as file, opener(file, table.schema) as writer:
+            writer.write_table(table)
+    (tmp_path / "d.json").write_text(json.dumps(rows))
+    for name in ("d.parquet", "stream.arrow", "file.arrow", "d.json"):
+        assert [placed.row for placed in read_rows(name, tmp_path)] == rows
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "found"),
+    [
+        (["train.jsonl", "test.jsonl"], "train", {"train.jsonl"}),
+        (["train.jsonl", "test.jsonl"], "test", {"test.jsonl"}),
+        (["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"], "train", {"0", "1"}),
+        (["train/data-00000-of-00001.jsonl", "test/data-00000-of-00001.jsonl"], "train", {"train"}),
+        (["part-a.jsonl", "part-b.jsonl", "dataset_info.json"], "train", {"a", "b"}),
+    ],
+)
+def test_a_folder_is_read_by_split(tmp_path, files, split, found):
+    for name in files:
+        path = tmp_path / "set" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"file": name}))
+    rows = read_rows("set", tmp_path, split)
+    assert len(rows) == len(found) and {placed.row["file"] for placed in rows} <= set(files)
+    assert all(split in placed.row["file"] or "part" in placed.row["file"] for placed in rows)
+
+
+def test_a_folder_without_the_split_says_what_it_has(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "test.jsonl").write_text('{"q": 1}')
+    with pytest.raises(BadData, match=r"no split 'train' \(task.data_split\); it has: test.jsonl"):
+        read_rows("set", tmp_path)
+
+
+def test_the_hub_is_read_by_its_library_and_its_errors_are_one_sentence(tmp_path, monkeypatch):
+    class Datasets:
+        @staticmethod
+        def load_dataset(name, configuration, split):
+            if name == "nobody/nothing":
+                raise FileNotFoundError("no such dataset")
+            return [{"question": f"{name} {configuration} {split}"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    (placed,) = read_rows("hf:openai/gsm8k:main", tmp_path, "test")
+    assert placed.row == {"question": "openai/gsm8k main test"}
+    with pytest.raises(BadData, match="split 'train' cannot be loaded: no such dataset"):
+        read_rows("hf:nobody/nothing", tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(BadData, match="pip install datasets"):
+        read_rows("hf:openai/gsm8k", tmp_path)
+
+
+def test_a_csv_files_text_is_read_by_the_rewards_hints(folder):
+    rows = "question,answer\nOne plus one?,2\nTwo plus two?,4\n"
+    (folder / "sums.csv").write_text(rows)
+    (folder / "csv_task.py").write_text(
+        "from tasks import reward\n\n@reward\ndef near(answer: float) -> float:\n    return answer + 0.5\n"
+    )
+    task = load_task(data_config(data="sums.csv", rewards=["csv_task:near"]), folder, seed=0)
+    assert asyncio.run(score(task.rewards, episode("2", answer="2"))).reward == 2.5
 
 
 def test_a_template_fills_fields_once_and_keeps_other_braces():

@@ -1,0 +1,60 @@
+"""Training prompts that leave no room to answer, found before a run starts.
+
+Such a prompt would end every episode at once and teach nothing. Run by the launcher, in a process of its own
+because it needs the tokenizer:
+
+    python -m actors.prompt_lengths --config c.toml --model folder     (prints one line of JSON)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.agent_loop import MIN_TURN_TOKENS
+from actors.renderer import Renderer, RendererError, load_tokenizer, make_renderer
+from configs.load import load_config
+from tasks.loading import load_task
+from tasks.types import Message, Task
+
+
+def too_long(task: Task, renderer: Renderer, max_trajectory_tokens: int) -> list[int]:
+    """Indices of `task.train`, in order."""
+    limit = max_trajectory_tokens - MIN_TURN_TOKENS
+    # A token is a byte or more, and the template's own share is no longer than the first prompt: most
+    # rows need not be tokenised.
+    frame = len(renderer.prompt(task.make_messages(task.train[0])))
+    found = []
+    for index, row in enumerate(task.train):
+        messages = task.make_messages(row)
+        if frame + _bytes(messages) > limit and len(renderer.prompt(messages)) > limit:
+            found.append(index)
+    return found
+
+
+def _bytes(messages: Sequence[Message]) -> int:
+    return sum(len(str(message["content"]).encode()) for message in messages)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m actors.prompt_lengths")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True, help="a prepared model folder")
+    options, overrides = parser.parse_known_args(arguments)
+    loaded = load_config(options.config, overrides)
+    config = loaded.config
+    task = load_task(config.task, loaded.config_dir, config.seed)
+    try:
+        renderer = make_renderer(load_tokenizer(options.model), task, config.model.renderer)
+    except RendererError as error:
+        sys.exit(f"error: {error}")
+    result: dict[str, Any] = {"too_long": too_long(task, renderer, config.task.max_trajectory_tokens)}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
