@@ -23,6 +23,7 @@ from toolcall.sandbox.types import Ended, Limits, RunResult
 WATCH_S = 0.05  # between looks at the memory and CPU of all processes
 CALLER_S = 10.0  # for the caller to take an answer
 CONTROL_S = 2.0  # for a session's worker to take a request
+EXIT_S = 0.5  # for a worker whose files are closed to have ended
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -44,10 +45,10 @@ def _answer_requests(caller: socket.socket, filter_: bytes) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # of the signals from inside, only those with a handler arrive
-    caller.settimeout(CALLER_S)
-    request = wire.receive(caller)
+    request = wire.receive(caller)  # a box made ahead waits here; the caller's end closes the socket
     if request is None:
         return
+    caller.settimeout(CALLER_S)
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "subset=pid")
     box = _Box(caller, Limits(**request["limits"]), filter_)
     box.start(request)
@@ -57,7 +58,7 @@ def _answer_requests(caller: socket.socket, filter_: bytes) -> None:
         if not box.alive:
             return
         box.freeze()
-        caller.settimeout(None)  # between calls; the caller's end closes it
+        caller.settimeout(None)
         request = wire.receive(caller)
         caller.settimeout(CALLER_S)
 
@@ -78,8 +79,9 @@ class _Box:
     alive: bool = True
     control: socket.socket | None = None  # to a session's worker
     worker: int = 0
+    pidfd: int = -1  # of the worker; readable once it has ended, whoever reaped it
     status: int | None = None  # the worker's, once it has ended
-    pipes: dict[int, list[bytes]] = field(default_factory=dict)  # of stdout and stderr: what came out
+    pipes: dict[int, bytearray] = field(default_factory=dict)  # of stdout and stderr: what came out
     reaped_cpu_s: float = 0.0
     cpu_before_s: float = 0.0
     base_memory: int = 0
@@ -104,11 +106,12 @@ class _Box:
                 os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
             finally:
                 os._exit(1)
+        self.pidfd = os.pidfd_open(self.worker)
         for descriptor in (out[1], err[1]):
             os.close(descriptor)
         for descriptor in (out[0], err[0]):
             os.set_blocking(descriptor, False)
-            self.pipes[descriptor] = []
+            self.pipes[descriptor] = bytearray()
         if ours is not None and theirs is not None:
             theirs.close()
             ours.settimeout(CONTROL_S)
@@ -117,8 +120,8 @@ class _Box:
     def run(self, request: dict[str, Any]) -> RunResult:
         """Run one request to its end, whoever ends it."""
         started = time.monotonic()
-        self.pipes = {descriptor: [] for descriptor in self.pipes}
-        self.cpu_before_s = self._usage().cpu_s
+        self.pipes = {descriptor: bytearray() for descriptor in self.pipes}
+        self.cpu_before_s = self._usage().cpu_s if self.control is not None else 0.0
         exit_code = None
         ended = self._hand_over(request)
         if ended is None:
@@ -126,7 +129,7 @@ class _Box:
         if ended is not Ended.EXITED or self.control is None:
             self.alive = False
         self._drain()
-        stdout, stderr = (self._text(parts) for parts in self.pipes.values())
+        stdout, stderr = (self._text(output) for output in self.pipes.values())
         wall_s, cpu_s = time.monotonic() - started, self._usage().cpu_s - self.cpu_before_s
         return RunResult(ended, exit_code, stdout, stderr, wall_s, cpu_s)
 
@@ -153,32 +156,28 @@ class _Box:
         poll.register(self.caller, select.POLLRDHUP)
         if self.control is not None:
             poll.register(self.control, select.POLLIN)
-        pidfd = os.pidfd_open(self.worker)
-        poll.register(pidfd, select.POLLIN)
+        poll.register(self.pidfd, select.POLLIN)
         look = time.monotonic() + WATCH_S
-        try:
-            while True:
-                now = time.monotonic()
-                for descriptor, _ in poll.poll(max(0, min(deadline, look) - now) * 1000):
-                    if descriptor == self.caller.fileno():
-                        os._exit(0)
-                    if descriptor == pidfd:
-                        return self._worker_ended()
-                    if self.control is not None and descriptor == self.control.fileno():
-                        return self._answered()
-                    if not self._read(descriptor):
-                        poll.unregister(descriptor)
-                if self._written() > self.limits.output_bytes:
-                    return Ended.OUTPUT, None
-                now = time.monotonic()
-                if now >= deadline:
-                    return Ended.TIMEOUT, None
-                if now >= look:
-                    look = now + WATCH_S
-                    if (broken := self._broken_limit()) is not None:
-                        return broken, None
-        finally:
-            os.close(pidfd)
+        while True:
+            now = time.monotonic()
+            for descriptor, _ in poll.poll(max(0, min(deadline, look) - now) * 1000):
+                if descriptor == self.caller.fileno():
+                    os._exit(0)
+                if descriptor == self.pidfd:
+                    return self._worker_ended()
+                if self.control is not None and descriptor == self.control.fileno():
+                    return self._answered()
+                if not self._read(descriptor):
+                    poll.unregister(descriptor)
+            if self._written() > self.limits.output_bytes:
+                return Ended.OUTPUT, None
+            now = time.monotonic()
+            if now >= deadline:
+                return Ended.TIMEOUT, None
+            if now >= look:
+                look = now + WATCH_S
+                if (broken := self._broken_limit()) is not None:
+                    return broken, None
 
     def _worker_ended(self) -> tuple[Ended, int | None]:
         self._reap()
@@ -191,13 +190,15 @@ class _Box:
     def _answered(self) -> tuple[Ended, int | None]:
         """The worker says that the request is done: exactly one exit code, or the session is over."""
         assert self.control is not None
-        answer = self.control.recv(64)
-        if len(answer) != worker.EXIT_CODE.size:
-            self._reap()
-            if not answer and self.status is not None:
-                return self._worker_ended()
-            return Ended.BROKEN, None
-        return Ended.EXITED, worker.EXIT_CODE.unpack(answer)[0]
+        try:
+            answer = self.control.recv(64)
+        except OSError:  # reset: it ended with a request unread
+            answer = b""
+        if len(answer) == worker.EXIT_CODE.size:
+            return Ended.EXITED, worker.EXIT_CODE.unpack(answer)[0]
+        if not answer and select.select([self.pidfd], [], [], EXIT_S)[0]:
+            return self._worker_ended()
+        return Ended.BROKEN, None
 
     def _broken_limit(self) -> Ended | None:
         usage = self._usage()
@@ -239,22 +240,22 @@ class _Box:
             part = os.read(descriptor, 1 << 16)
         except BlockingIOError:
             return True
-        self.pipes[descriptor].append(part)
+        self.pipes[descriptor] += part
         return bool(part)
 
     def _drain(self) -> None:
         """What was written before the end and not yet read; who still holds a pipe open is not waited for."""
-        for descriptor, parts in self.pipes.items():
+        for descriptor, output in self.pipes.items():
             while self._written() <= self.limits.output_bytes:
-                before = len(parts)
-                if not self._read(descriptor) or len(parts) == before:
+                before = len(output)
+                if not self._read(descriptor) or len(output) == before:
                     break
 
     def _written(self) -> int:
-        return sum(len(part) for parts in self.pipes.values() for part in parts)
+        return sum(map(len, self.pipes.values()))
 
-    def _text(self, parts: list[bytes]) -> str:
-        return b"".join(parts)[: self.limits.output_bytes].decode("utf-8", "replace")
+    def _text(self, output: bytearray) -> str:
+        return output[: self.limits.output_bytes].decode("utf-8", "replace")
 
 
 def _signal_all(number: int) -> None:

@@ -70,7 +70,7 @@ def _confine(limits: Limits, filter_: bytes, keep: int | None) -> None:
     disk = limits.disk_mb << 20
     for kind, value in (
         (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_NPROC, limits.processes),
+        (resource.RLIMIT_NPROC, limits.processes + 1),  # the box's first process counts too
         (resource.RLIMIT_FSIZE, disk),
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_CORE, 0),
@@ -81,6 +81,7 @@ def _confine(limits: Limits, filter_: bytes, keep: int | None) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a full disk is an OSError, not a dead process
     kernel.drop_capabilities()
+    kernel.set_dumpable(True)  # its own /proc entries are its own again
     kernel.forbid_new_privileges()
     kernel.load_filter(filter_)
     for name in [name for name in sys.modules if name.partition(".")[0] == "toolcall"]:
@@ -135,13 +136,13 @@ def _open_streams(stdin: str) -> None:
         file.seek(0)
         os.dup2(file.fileno(), 0)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
-    sys.stdout = _text_writer(1, line_buffering=False)
-    sys.stderr = _text_writer(2, line_buffering=True)
+    sys.stdout, sys.stderr = _text_writer(1), _text_writer(2)
 
 
-def _text_writer(descriptor: int, line_buffering: bool) -> io.TextIOWrapper:
+def _text_writer(descriptor: int) -> io.TextIOWrapper:
+    """Flushed at each line: what a run that is killed has printed is not lost."""
     raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
-    return io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", line_buffering=line_buffering)
+    return io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def _print_traceback(error: BaseException) -> None:
