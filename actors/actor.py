@@ -69,6 +69,7 @@ async def _main(spec: RoleSpec) -> None:
         raise failures.exceptions[0] from failures  # the first task to fail is the cause
     finally:
         await client.close()
+        await rollouts.executor.close()
         await engine.close()
 
 

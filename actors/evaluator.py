@@ -92,8 +92,8 @@ async def run(config: RunConfig, config_dir: Path, model_path: Path, device: str
     rows = [task.held_out[i] for i in range(min(config.eval.prompts, len(task.held_out)))]
     renderer = make_renderer(load_tokenizer(model_path), task, config.model.renderer)
     engine = await VllmEngine.start(config, model_path, device, threads, seed=config.seed)
+    rollouts = Rollouts.of(config, task, engine, renderer, "eval")
     try:
-        rollouts = Rollouts.of(config, task, engine, renderer, "eval")
         result: dict = {"task": task.name, "model": str(model_path), "seed": config.seed}
         for label, temperature in (("greedy", 0.0), ("sampled", config.actors.temperature)):
             finished = await evaluate(rollouts, rows, temperature, config.eval.concurrency)
@@ -101,6 +101,7 @@ async def run(config: RunConfig, config_dir: Path, model_path: Path, device: str
             result[f"{label}_samples"] = [_sample(item) for item in finished]
         return result
     finally:
+        await rollouts.executor.close()
         await engine.close()
 
 

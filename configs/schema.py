@@ -41,6 +41,8 @@ class TaskConfig(Section):
     """Prompts that leave no room to answer in `max_trajectory_tokens`: leave them out and count, or stop."""
     tools: list[str] = []
     """With `data`: tools as `module:object`."""
+    tool_options: dict[str, dict[str, Any]] = {}
+    """Options of single tools instead of their decorators', e.g. `[task.tool_options.search] timeout = 5`."""
     rewards: list[str | dict[str, Any]] = []
     """Rewards as `module:object` or `{ use = "module:object", weight, name, timeout, options, fields }`."""
     prompt: str = "{question}"

@@ -38,6 +38,8 @@ def load_task(config: TaskConfig, config_dir: Path, seed: int) -> Task:
     Raises BadTask, BadData, BadReward, toolcall's BadTool or BadReference, each with one sentence.
     """
     task = _data_task(config, config_dir) if config.data else _made_task(config, config_dir, seed)
+    if config.tool_options:
+        task = replace(task, tools=load_tools(task.tools, options=config.tool_options))
     if len(task.train) < 1:
         raise BadTask(f"task {task.name!r} has no training prompts")
     names = [reward.name for reward in task.rewards]

@@ -2,8 +2,9 @@
 
 from toolcall.errors import BadTool, InvalidArguments, ToolError, ToolUnavailable
 from toolcall.executor import Executor
+from toolcall.options import ToolOptions
 from toolcall.output import cut_to_budget
-from toolcall.registry import Tool, load_tools, tool
+from toolcall.registry import Tool, load_tools, schema_tool, tool
 from toolcall.types import Outcome, ParseFailure, ToolCall, ToolContext, ToolResult
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "ToolCall",
     "ToolContext",
     "ToolError",
+    "ToolOptions",
     "ToolResult",
     "ToolUnavailable",
     "cut_to_budget",
     "load_tools",
+    "schema_tool",
     "tool",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 import random
 import time
 import uuid
@@ -23,7 +24,11 @@ from toolcall.registry import Tool, load_tools
 from toolcall.single_flight import SingleFlight
 from toolcall.stats import CallCounter, ToolStats
 from toolcall.types import CallSpan, Outcome, ParsedTurn, ParseFailure, ToolCall, ToolContext, ToolResult
+from toolcall.work import finish, start
 
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
 DEFAULT_MAX_OUTPUT_CHARS = 4000
 BACKOFF_S = 0.2  # before the first retry; doubles, with jitter, up to the next
 MAX_BACKOFF_S = 5.0
@@ -80,6 +85,15 @@ class Executor:
         """
         await context.resources.aclose()
 
+    async def close(self) -> None:
+        """End what the tools share between trajectories, each once and within `CLOSE_TIMEOUT_S`. A failure
+        is logged: it must not hide what ended the run."""
+        for shutdown in {tool.shutdown for tool in self._tools.values() if tool.shutdown}:
+            try:
+                await finish(start(shutdown, is_async=True), CLOSE_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 - a user's code, see above
+                logger.warning("closing a tool failed: %r", error)
+
     def stats(self) -> dict[str, ToolStats]:
         """Counters per tool since the executor was made."""
         return self._counter.by_tool
@@ -110,7 +124,7 @@ class Executor:
         except InvalidArguments as error:
             return self._refused(Outcome.INVALID_ARGUMENTS, f"{tool.name}: {error}"), False
         own = replace(context, idempotency_key=uuid.uuid4().hex)
-        if not tool.cache:
+        if not tool.options.cache:
             return await self._attempts(tool, arguments, own), False
         key = f"{tool.name} {tool.signature.canonical(arguments)}"
         return await self._cache.get(key, lambda: self._attempts(tool, arguments, own))
@@ -120,7 +134,7 @@ class Executor:
         lane = self._lanes[tool.name]
         attempt = await lane.attempt(arguments, context)
         started = attempt.started
-        for retry in range(tool.retries):
+        for retry in range(tool.options.retries):
             if attempt.outcome not in RETRYABLE:
                 break
             pause = min(BACKOFF_S * 2**retry, MAX_BACKOFF_S)
@@ -129,7 +143,7 @@ class Executor:
         return self._answer(tool, attempt, started)
 
     def _answer(self, tool: Tool, attempt: Attempt, started: float | None) -> _Answer:
-        text = cut_to_budget(attempt.text, tool.max_output_chars or self._max_output_chars)
+        text = cut_to_budget(attempt.text, tool.options.max_output_chars or self._max_output_chars)
         return _Answer(attempt.outcome, text, attempt.ended if started is None else started, attempt.ended)
 
     def _refused(self, outcome: Outcome, text: str) -> _Answer:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from toolcall.breaker import Breaker
 from toolcall.errors import ToolError, ToolUnavailable
@@ -48,7 +49,7 @@ class Lane:
         self._tool = tool
         self._limits = limits
         self._clock = clock
-        self._slots = asyncio.Semaphore(tool.max_concurrency)
+        self._slots = asyncio.Semaphore(tool.options.max_concurrency)
         self._breaker = Breaker(limits.breaker_threshold, limits.breaker_cooldown_s)
         self._left_behind: list[Work] = []
 
@@ -84,9 +85,8 @@ class Lane:
 
     async def _run(self, arguments: dict, context: ToolContext) -> Attempt:
         started = self._clock()
-        work = start(self._tool.bind(arguments, context), self._tool.is_async)
         try:
-            outcome, text = Outcome.OK, to_text(await finish(work, self._tool.timeout))
+            outcome, text = Outcome.OK, to_text(await self._value(arguments, context))
         except SelfCancelled:
             outcome, text = Outcome.CANCELLED, f"{self._tool.name} cancelled itself"
         except asyncio.CancelledError:
@@ -94,11 +94,28 @@ class Lane:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model
             outcome, text = self._failure(error)
+        self._tell_breaker(outcome)
+        return Attempt(outcome, text, started, self._clock())
+
+    async def _value(self, arguments: dict, context: ToolContext) -> Any:
+        """What the function, or the method of the trajectory's object, returns within its deadline."""
+        tool = self._tool
+        if tool.owner is None:
+            return await self._finish(start(tool.bind(arguments, context), tool.is_async))
+        instance = await tool.owner.instance(context)
+        call = tool.bind(arguments, context, instance.object)
+        if tool.is_async:
+            return await self._finish(start(call, is_async=True))
+        async with instance.alone():
+            instance.last = start(call, is_async=False)
+            return await self._finish(instance.last)
+
+    async def _finish(self, work: Work) -> Any:
+        try:
+            return await finish(work, self._tool.options.timeout)
         finally:
             if work.running():
                 self._left_behind.append(work)
-        self._tell_breaker(outcome)
-        return Attempt(outcome, text, started, self._clock())
 
     def _failure(self, error: Exception) -> tuple[Outcome, str]:
         if isinstance(error, TimeoutError):
@@ -116,7 +133,7 @@ class Lane:
         return Outcome.TOOL_ERROR, to_text(message)
 
     def _unknown_outcome(self) -> str:
-        if self._tool.idempotent:
+        if self._tool.options.idempotent:
             return ""
         return "; it may or may not have taken effect, the outcome is unknown, and it was not retried"
 

@@ -1,4 +1,4 @@
-"""The `@tool` decorator and `load_tools`: from a function to a `Tool`.
+"""The `@tool` decorator and `load_tools`: from a function, a class or a JSON schema to `Tool`s.
 
 Invariant: a `Tool` that was built can be shown to a model and called; anything else was refused with
 `BadTool` at decoration or load, before a model starts. Called by users' modules and `tasks.loading`.
@@ -9,38 +9,49 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from toolcall.errors import BadTool
 from toolcall.importing import import_object
-from toolcall.signature import Signature, read_signature
+from toolcall.instances import LIFECYCLE, ToolClass
+from toolcall.options import ToolOptions, nearest
+from toolcall.schema_arguments import SchemaArguments
+from toolcall.signature import Arguments, read_signature
 from toolcall.types import ToolContext
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # what OpenAI-style schemas allow
 RESERVED_NAMES = frozenset({"answer", "result", "think", "tool_call", "tool_response"})
-DEFAULT_TIMEOUT_S = 30.0
-DEFAULT_MAX_CONCURRENCY = 32
+SETUP_TIMEOUT_S = 60.0
+_TOOLS, _OPTIONS = (
+    "__slipstream_tools__",
+    "__slipstream_options__",
+)  # on a decorated class, a decorated method
+
+C = TypeVar("C", bound=type)
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call, and the limits under which the executor runs it."""
+    """Something that the model may call, and the limits under which the executor runs it."""
 
     name: str
     fn: Callable[..., Any]
-    signature: Signature
-    timeout: float = DEFAULT_TIMEOUT_S  # seconds of one attempt, waiting for a slot not counted
-    max_concurrency: int = DEFAULT_MAX_CONCURRENCY  # running at once in one executor
-    idempotent: bool = False  # running twice is the same as once: a precondition of retries
-    retries: int = 0  # after a timeout or an infrastructure failure
-    cache: bool = False  # equal arguments share one run, across trajectories
-    max_output_chars: int | None = None  # None: the executor's
+    signature: Arguments
+    options: ToolOptions = field(default_factory=ToolOptions)
+    owner: ToolClass | None = None  # `fn` is a method of this class
+    shutdown: Callable[[], Awaitable[None]] | None = None
+    # ends what all trajectories share (a server, a pool); `Executor.close` runs equal ones once
 
     def __post_init__(self) -> None:
-        _refuse_settings(self)
+        _refuse_name(self.name)
+        if self.options.cache and (self.owner or self.signature.context_parameter):
+            raise BadTool(
+                f"tool {self.name!r}: cache=True shares results between trajectories, so it cannot take a "
+                "ToolContext nor belong to a class"
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function itself: no validation, no limits."""
@@ -50,7 +61,7 @@ class Tool:
     def description(self) -> str:
         return self.signature.description
 
-    @property
+    @functools.cached_property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.fn)
 
@@ -67,83 +78,183 @@ class Tool:
         """Arguments with the types of the hints. Raises InvalidArguments naming the fields."""
         return self.signature.validate(arguments)
 
-    def bind(self, arguments: dict[str, Any], context: ToolContext) -> Callable[[], Any]:
-        """The function with validated arguments, and the context if it asks for one, ready to be called."""
-        if self.signature.context_parameter is not None:
-            arguments = {**arguments, self.signature.context_parameter: context}
-        return functools.partial(self.fn, **arguments)
+    def bind(
+        self, arguments: dict[str, Any], context: ToolContext, instance: object = None
+    ) -> Callable[[], Any]:
+        """The function with validated arguments, and the context if it asks for one, ready to be called.
+        `instance`: the trajectory's object, for a method."""
+        fn = self.fn if self.owner is None else functools.partial(self.fn, instance)
+        return self.signature.bind(fn, arguments, context)
+
+    def with_options(self, given: Mapping[str, Any]) -> Tool:
+        """The same tool under other options. Raises BadTool for an unknown one."""
+        return replace(self, options=ToolOptions.of(self.name, given, self.options))
 
 
+class Decorator(Protocol):
+    """What `@tool(…)` does: a class stays itself, a function becomes a Tool."""
+
+    @overload  # a class is callable too, so the order of the two matters
+    def __call__(self, decorated: C, /) -> C: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def __call__(self, decorated: Callable[..., Any], /) -> Tool: ...
+
+
+@overload
+def tool(fn: C, /) -> C: ...  # pyright: ignore[reportOverlappingOverload]
 @overload
 def tool(fn: Callable[..., Any], /) -> Tool: ...
 @overload
 def tool(
     *,
     name: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT_S,
-    max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
-    idempotent: bool = False,
-    retries: int = 0,
-    cache: bool = False,
-    max_output_chars: int | None = None,
-) -> Callable[[Callable[..., Any]], Tool]: ...
-def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **limits: Any) -> Any:
+    prefix: str = "",
+    setup_timeout: float = SETUP_TIMEOUT_S,
+    timeout: float = ...,
+    max_concurrency: int = ...,
+    idempotent: bool = ...,
+    retries: int = ...,
+    cache: bool = ...,
+    max_output_chars: int | None = ...,
+) -> Decorator: ...
+def tool(fn: Any = None, /, **settings: Any) -> Any:
     """Make a tool of an async or sync function: `@tool` or `@tool(timeout=10, idempotent=True, …)`.
 
     The schema comes from the type hints, the descriptions from the docstring (Google, NumPy or Sphinx
     style). A parameter typed `ToolContext` is filled by the executor and hidden from the model.
+
+    Of a class, every public method with a docstring becomes a tool; each trajectory has an object of its
+    own. `prefix` goes before the methods' names; `@tool(…)` on a method sets that method's options.
     """
     if fn is None:
-        return lambda function: _make(function, name, limits)
-    return _make(fn, name, limits)
+        return lambda decorated: _decorate(decorated, settings)
+    return _decorate(fn, settings)
 
 
-def load_tools(references: Sequence[str | Tool], folder: Path | None = None) -> list[Tool]:
-    """Tools from `module:object` references (or ready tools), importable from `folder` too.
+def schema_tool(
+    name: str,
+    description: str,
+    parameters: dict[str, Any],
+    call: Callable[[dict[str, Any], ToolContext], Awaitable[Any]],
+    *,
+    shutdown: Callable[[], Awaitable[None]] | None = None,
+    **options: Any,
+) -> Tool:
+    """A tool whose arguments are described by a JSON schema, which the model is shown as it is.
 
-    Raises BadTool if one leads to something else or two have the same name.
+    call: async, gets the validated arguments and the trajectory's context. Raises BadTool if the schema is
+    no valid one for an object.
     """
-    tools: list[Tool] = []
+    arguments = SchemaArguments(name, description, parameters)
+    return Tool(name, call, arguments, ToolOptions.of(name, options), shutdown=shutdown)
+
+
+def load_tools(
+    references: Sequence[Any],
+    folder: Path | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Tool]:
+    """Tools from `module:object` references, importable from `folder` too, or from what these lead to:
+    a tool, a decorated class, or a list of such. `options`: what a run changes, by tool name.
+
+    Raises BadTool if one leads to something else, two have the same name, or an option fits none.
+    """
+    tools: dict[str, Tool] = {}
     for reference in references:
         found = import_object(reference, folder) if isinstance(reference, str) else reference
-        if not isinstance(found, Tool):
-            raise BadTool(f"{reference!r} is a {type(found).__name__}, not a tool; decorate it with @tool")
-        if found.name in {known.name for known in tools}:
-            raise BadTool(f"two tools are called {found.name!r}; rename one with @tool(name=…)")
-        tools.append(found)
-    return tools
+        for each in _tools_of(found, reference):
+            if each.name in tools:
+                raise BadTool(f"two tools are called {each.name!r}; rename one with @tool(name=…)")
+            tools[each.name] = each
+    for name, given in (options or {}).items():
+        if name not in tools:
+            raise BadTool(f"task.tool_options: there is no tool {name!r}{nearest(name, tools)}")
+        tools[name] = tools[name].with_options(given)
+    return list(tools.values())
 
 
-def _make(fn: Any, name: str | None, limits: dict[str, Any]) -> Tool:
-    if not inspect.isfunction(fn):
-        raise BadTool(f"@tool takes a function, not {fn!r}; decorate a plain or async def")
-    name = name or fn.__name__
+def _tools_of(found: Any, reference: Any) -> Iterable[Tool]:
+    if isinstance(found, Tool):
+        yield found
+    elif isinstance(found, type) and _TOOLS in vars(found):
+        yield from vars(found)[_TOOLS]
+    elif isinstance(found, list | tuple):
+        for each in found:
+            yield from _tools_of(each, reference)
+    else:
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise BadTool(f"{reference!r} is {kind}, not a tool; decorate it with @tool")
+
+
+def _decorate(decorated: Any, settings: dict[str, Any]) -> Any:
+    if isinstance(decorated, type):
+        setattr(decorated, _TOOLS, _class_tools(decorated, **settings))
+        return decorated
+    if not inspect.isfunction(decorated):
+        raise BadTool(
+            f"@tool takes a function or a class, not {decorated!r}; decorate a def, async def or class"
+        )
+    if _is_method(decorated):
+        setattr(decorated, _OPTIONS, settings)
+        return decorated
+    return _function_tool(decorated, **settings)
+
+
+def _is_method(fn: Callable[..., Any]) -> bool:
+    """Written inside a class: the class's own decorator makes the tool."""
+    return next(iter(inspect.signature(fn).parameters), "") == "self"
+
+
+def _refuse_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise BadTool(f"tool name {name!r} must be letters, digits, _ or -; give one with @tool(name=…)")
     if name.lower() in RESERVED_NAMES:
         raise BadTool(f"tool name {name!r} is a tag of the call syntax; give another with @tool(name=…)")
+
+
+def _function_tool(
+    fn: Callable[..., Any], name: str | None = None, owner: ToolClass | None = None, **options: Any
+) -> Tool:
+    name = name or fn.__name__
+    _refuse_name(name)
     if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
         raise BadTool(f"tool {name!r} yields, but a call has one result; return it instead")
-    return Tool(name=name, fn=fn, signature=read_signature(fn, name), **limits)
+    settings = ToolOptions.of(name, options)
+    return Tool(name, fn, read_signature(fn, name, method=owner is not None), settings, owner)
 
 
-def _refuse_settings(tool: Tool) -> None:
-    where = f"tool {tool.name!r}"
-    if tool.timeout <= 0:
-        raise BadTool(f"{where}: timeout = {tool.timeout} must be above 0 seconds")
-    if tool.max_concurrency < 1:
+def _class_tools(
+    cls: type, prefix: str = "", setup_timeout: float = SETUP_TIMEOUT_S, **options: Any
+) -> tuple[Tool, ...]:
+    if "name" in options:
         raise BadTool(
-            f"{where}: max_concurrency = {tool.max_concurrency} would let no call run; use 1 or more"
+            f"tool class {cls.__name__} has several names; use @tool(prefix=…) or rename its methods"
         )
-    if tool.retries < 0:
-        raise BadTool(f"{where}: retries = {tool.retries} must be 0 or more")
-    if tool.retries and not tool.idempotent:
-        raise BadTool(f"{where}: retries need idempotent=True, since a failed call may have had its effect")
-    if tool.cache and not tool.idempotent:
-        raise BadTool(f"{where}: cache=True needs idempotent=True, since equal calls then run once")
-    if tool.cache and tool.signature.context_parameter:
+    if setup_timeout <= 0:
+        raise BadTool(f"tool class {cls.__name__}: setup_timeout = {setup_timeout} must be above 0 seconds")
+    needed = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
+    if needed:
         raise BadTool(
-            f"{where}: cache=True shares results between trajectories, so it cannot take a ToolContext"
+            f"tool class {cls.__name__}: objects are made without arguments; give {needed[0]!r} a default"
         )
-    if tool.max_output_chars is not None and tool.max_output_chars < 1:
-        raise BadTool(f"{where}: max_output_chars = {tool.max_output_chars} must be 1 or more")
+    owner = ToolClass(cls, setup_timeout)
+    tools = []
+    for method_name, method in _methods(cls).items():
+        own = {**options, **getattr(method, _OPTIONS, {})}
+        name = prefix + own.pop("name", method_name)
+        tools.append(_function_tool(method, name, owner, **own))
+    if not tools:
+        raise BadTool(f"tool class {cls.__name__} has no public method with a docstring, so nothing to offer")
+    return tuple(tools)
+
+
+def _methods(cls: type) -> dict[str, Callable[..., Any]]:
+    """Public methods that have a docstring or `@tool`, in the order in which they are written."""
+    names = [name for base in reversed(cls.__mro__) for name in vars(base)]
+    found = {}
+    for name in dict.fromkeys(names):
+        method = inspect.getattr_static(cls, name)
+        offered = inspect.isfunction(method) and (hasattr(method, _OPTIONS) or inspect.getdoc(method))
+        if offered and not name.startswith("_") and name not in LIFECYCLE:
+            found[name] = method
+    return found

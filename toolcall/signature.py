@@ -1,7 +1,7 @@
 """From a function's type hints and docstring to a JSON schema and a validator.
 
 Invariant: what the schema shows the model is what the validator accepts, and both leave the injected
-`ToolContext` parameter out. Called by `toolcall.registry` when a function is decorated.
+`ToolContext` parameter and a method's `self` out. Called by `toolcall.registry` when a function is decorated.
 
 The validator is a pydantic TypedDict rather than a model, so that a parameter may have any name
 (`schema`, `copy`, `model_config`); defaults stay with the function.
@@ -10,11 +10,12 @@ The validator is a pydantic TypedDict rather than a model, so that a parameter m
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, Required, get_type_hints
+from typing import Annotated, Any, NotRequired, Protocol, Required, get_type_hints
 
 import docstring_parser
 from pydantic import (
@@ -41,38 +42,84 @@ _CONFIG = ConfigDict(
 )
 
 
+class Arguments(Protocol):
+    """What a call of a tool may hold, wherever that is known from: type hints or a given JSON schema."""
+
+    @property
+    def description(self) -> str: ...
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments object, as the model is shown it."""
+        ...
+
+    @property
+    def context_parameter(self) -> str | None:
+        """The parameter that the executor fills with the ToolContext; never shown."""
+        ...
+
+    def validate(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Coerced arguments (`"3"` becomes 3 for an integer). Raises InvalidArguments naming the fields."""
+        ...
+
+    def canonical(self, arguments: dict[str, Any]) -> str:
+        """Validated arguments as JSON with sorted keys: equal calls give equal text."""
+        ...
+
+    def bind(
+        self, fn: Callable[..., Any], arguments: dict[str, Any], context: ToolContext
+    ) -> Callable[[], Any]:
+        """`fn` with validated arguments, and the context if it asks for one, ready to be called."""
+        ...
+
+
 @dataclass(frozen=True)
 class Signature:
-    """What a call of the function may hold. `context_parameter` is filled by the executor, never shown."""
+    """`Arguments` by the type hints of a function."""
 
     description: str
-    parameters: dict[str, Any]  # JSON schema of the arguments object
+    parameters: dict[str, Any]
     context_parameter: str | None
     _adapter: TypeAdapter[Any]
 
     def validate(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Coerced arguments (`"3"` becomes 3 for an integer). Raises InvalidArguments naming the fields."""
         try:
             return dict(self._adapter.validate_python(arguments))
         except ValidationError as error:
             raise InvalidArguments(self._explain(error)) from None
 
     def canonical(self, arguments: dict[str, Any]) -> str:
-        """Validated arguments as JSON with sorted keys: equal calls give equal text."""
         return json.dumps(self._adapter.dump_python(arguments, mode="json"), sort_keys=True)
+
+    def bind(
+        self, fn: Callable[..., Any], arguments: dict[str, Any], context: ToolContext
+    ) -> Callable[[], Any]:
+        if self.context_parameter is not None:
+            arguments = {**arguments, self.context_parameter: context}
+        return functools.partial(fn, **arguments)
 
     def _explain(self, error: ValidationError) -> str:
         details = error.errors(include_url=False, include_context=False)
-        reasons = [_reason(detail) for detail in details[:MAX_ERRORS_SHOWN]]
-        if len(details) > MAX_ERRORS_SHOWN:
-            reasons.append(f"and {len(details) - MAX_ERRORS_SHOWN} more")
-        required = self.parameters.get("required", [])
-        names = [n if n in required else f"{n} (optional)" for n in self.parameters["properties"]]
-        return f"{'; '.join(reasons)}. The arguments are: {', '.join(names) or 'none'}"
+        return explain([_reason(detail) for detail in details], self.parameters)
 
 
-def read_signature(fn: Callable[..., Any], name: str) -> Signature:
-    """Read `fn` once. Raises BadTool with one sentence if it cannot be offered to a model."""
+def explain(reasons: Sequence[str], parameters: dict[str, Any]) -> str:
+    """The first reasons, and which arguments there are."""
+    shown = list(reasons[:MAX_ERRORS_SHOWN])
+    if len(reasons) > MAX_ERRORS_SHOWN:
+        shown.append(f"and {len(reasons) - MAX_ERRORS_SHOWN} more")
+    required = parameters.get("required", [])
+    names = [n if n in required else f"{n} (optional)" for n in parameters["properties"]]
+    return f"{'; '.join(shown)}. The arguments are: {', '.join(names) or 'none'}"
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_VALUE_SHOWN else text[:MAX_VALUE_SHOWN] + "…"
+
+
+def read_signature(fn: Callable[..., Any], name: str, method: bool = False) -> Signature:
+    """Read `fn` once; of a method, `self` is left out. Raises BadTool with one sentence if it cannot be
+    offered to a model."""
     docstring = docstring_parser.parse(inspect.getdoc(fn) or "")
     description = "\n".join(filter(None, [docstring.short_description, docstring.long_description]))
     if not description:
@@ -81,7 +128,7 @@ def read_signature(fn: Callable[..., Any], name: str) -> Signature:
     texts = {p.arg_name: p.description for p in docstring.params if p.description}
     context_parameter = None
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(fn).parameters.values():
+    for parameter in list(inspect.signature(fn).parameters.values())[1 if method else 0 :]:
         _refuse_kind(parameter, name)
         if parameter.name not in hints:
             raise BadTool(f"tool {name!r}: parameter {parameter.name!r} needs a type hint")
@@ -161,7 +208,5 @@ def _reason(detail: Any) -> str:
         return f"unknown argument {field!r}"
     if detail["type"] == "missing":
         return f"argument {field!r} is missing"
-    shown = repr(detail["input"])
-    if len(shown) > MAX_VALUE_SHOWN:
-        shown = shown[:MAX_VALUE_SHOWN] + "…"
-    return f"argument {field!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}, but got {shown}"
+    message = detail["msg"]
+    return f"argument {field!r}: {message[:1].lower()}{message[1:]}, but got {short(detail['input'])}"

@@ -95,6 +95,7 @@ class ToolContext:
     rng: random.Random = field(default_factory=random.Random)  # seeded per trajectory
     resources: AsyncExitStack = field(default_factory=AsyncExitStack)
     # this trajectory's clean-ups: a tool registers them, `Executor.finish` runs them once
+    instances: dict[Any, Any] = field(default_factory=dict)  # objects of class tools, by their class
     idempotency_key: str = ""  # unique per call, the same on a retry of it
 
 

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -380,3 +381,11 @@ def test_a_users_function_makes_a_task(folder):
 def test_what_is_wrong_with_a_task_is_said(folder, fields, error, says):
     with pytest.raises(error, match=says):
         load_task(TaskConfig(**fields), folder, seed=0)
+
+
+def test_tool_options_change_the_tools_of_any_task():
+    options = {"calculator": {"timeout": 1.5}}
+    (changed,) = load_task(TaskConfig(tool_options=options), Path("."), seed=0).tools
+    assert changed.options.timeout == 1.5
+    with pytest.raises(BadTool, match="no tool 'calculater'; did you mean 'calculator'"):
+        load_task(TaskConfig(tool_options={"calculater": {}}), Path("."), seed=0)

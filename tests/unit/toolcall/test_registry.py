@@ -219,7 +219,8 @@ async def _stream(x: int):
         (_no_json, "has no JSON form"),
         (_unresolved, "Nowhere"),
         (_stream, "yields"),
-        (Place, "takes a function"),
+        (Place, "give 'city' a default"),
+        (3, "takes a function or a class"),
         (lambda x: x, "'<lambda>' must be letters"),
     ],
 )
@@ -311,3 +312,24 @@ def test_a_namesake_loaded_from_elsewhere_is_refused(module, tmp_path_factory):
     (other / "tools_of_mine.py").write_text(MODULE)
     with pytest.raises(BadReference, match="already loaded"):
         load_tools(["tools_of_mine:shout"], other)
+
+
+def test_options_of_a_run_replace_the_decorators():
+    (found,) = load_tools([weather], options={"weather": {"timeout": 9, "retries": 0}})
+    assert (found.options.timeout, found.options.retries, found.options.max_concurrency) == (9, 0, 2)
+    assert weather.options.timeout == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wether": {}}, "there is no tool 'wether'; did you mean 'weather'"),
+        ({"weather": {"timeuot": 1}}, "'weather': there is no option 'timeuot'; did you mean 'timeout'"),
+        ({"weather": {"timeout": "5"}}, "'weather': timeout = '5' must be a number"),
+        ({"weather": {"max_concurrency": True}}, "max_concurrency = True must be a whole number"),
+        ({"weather": {"idempotent": False}}, "retries need idempotent=True"),
+    ],
+)
+def test_m10_options_that_fit_no_tool_are_refused_with_the_nearest(options, message):
+    with pytest.raises(BadTool, match=message):
+        load_tools([weather], options=options)
