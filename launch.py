@@ -90,15 +90,20 @@ def check(
 @app.command(name="eval", context_settings=_OVERRIDES)
 def evaluate(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="A model folder, e.g. runs/x/export.")],
+    model: Annotated[str, typer.Option(help="A model folder, e.g. runs/x/export, or http://host:8000/v1.")],
     config: Annotated[Path | None, typer.Option(help="A recipe. Default: the model's run's own.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Result as JSON, with every sample.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Result, with samples as .jsonl; goes on there.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Another evaluation's .jsonl: the difference.")] = None,
 ) -> None:
     """Success on held-out prompts, greedy and sampled, with 95 % intervals.
 
     `python launch.py eval --model runs/x/export --eval.prompts 512`
+
+    `python launch.py eval --model runs/x/export --eval.samples 8 --eval.seeds '[0, 1]'`
+
+    `python launch.py eval --model runs/x/export --against runs/x/eval/before.jsonl`
     """
-    _run(lambda: commands.evaluate(config, model, out, context.args))
+    _run(lambda: commands.evaluate(config, model, out, against, context.args))
 
 
 @app.command()

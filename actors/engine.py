@@ -24,6 +24,7 @@ class Sampling:
     stop: tuple[str, ...] = ()  # kept in the output
     stop_token_ids: tuple[int, ...] = ()
     top_p: float = 1.0
+    seed: int | None = None  # of this request alone: evaluations draw the same whatever else runs
     logprobs: bool = True  # evaluation does without: they cost a fifth of the speed
     cache_salt: str | None = None  # requests share cached prefixes only with requests of the same salt
 

@@ -1,142 +1,209 @@
 """Success on held-out prompts: an actor that does not put, so evaluation cannot drift from training.
 
-Two passes, greedy and at the policy's temperature, one sample a prompt, with a 95 % Wilson interval.
-Run by `launch.py eval` and, before and after a training run, by the launcher:
+Two passes: greedy, one sample a prompt, and at the policy's temperature, `eval.samples` a prompt for each of
+`eval.seeds`. Every sample is written as it ends, so a stopped evaluation goes on where it was. Run by
+`launch.py eval` and, before and after a training run, by the launcher:
 
     python -m actors.evaluator --config c.toml --model folder --out result.json
+
+`--model http://…` is an OpenAI-compatible endpoint; see `actors.endpoint`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import math
+import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from actors.agent_loop import Finished, Rollouts, run_episode
-from actors.renderer import load_tokenizer, make_renderer
-from actors.vllm_engine import VllmEngine
+from actors.agent_loop import Finished, Rollouts, run_episode, score_members
+from actors.endpoint import Endpoint, EndpointError
+from actors.renderer import RendererError, load_tokenizer, make_renderer
+from actors.samples import BadSamples, Sample, SampleFile, difference, read_samples, summarise
 from buffer.messages import Lease
 from configs.load import load_config
 from configs.schema import RunConfig
 from tasks.loading import load_task
-from tasks.types import Row
-
-Z_95 = 1.959964
+from tasks.types import Message, Row, Task
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Share of prompts solved, with its 95 % interval, and why episodes ended."""
+class Draw:
+    """One prompt, decoding and seed: its members are what group rewards compare."""
 
-    success: float
-    low: float
-    high: float
-    n: int
-    reward_mean: float
-    stop_reasons: dict[str, int]
-    components: dict[str, float]
+    decoding: str
+    prompt_index: int
+    row: Row
+    temperature: float
+    seed: int
+    members: int
 
-
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a proportion at 95 % (Wilson 1927, JASA 22:209)."""
-    if n == 0:
-        return 0.0, 1.0
-    p, z2 = successes / n, Z_95**2
-    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    def lease(self) -> Lease:
+        group = f"eval-{self.decoding}-{self.prompt_index}-{self.seed}"
+        seed = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=6).digest())
+        members = tuple(range(self.members))
+        return Lease("eval", group, self.prompt_index, 0, self.members, members, seed, 0, math.inf)
 
 
-def measure(finished: Sequence[Finished]) -> Measure:
-    n = len(finished)
-    solved = sum(item.success for item in finished)
-    low, high = wilson_interval(solved, n)
-    rewards = [item.trajectory.reward for item in finished if item.trajectory.reward is not None]
-    parts = [item.trajectory.reward_components for item in finished if item.trajectory.reward is not None]
-    keys = parts[0] if parts else {}
-    return Measure(
-        success=solved / n if n else 0.0,
-        low=low,
-        high=high,
-        n=n,
-        reward_mean=sum(rewards) / len(rewards) if rewards else math.nan,
-        stop_reasons=dict(Counter(item.trajectory.stop_reason for item in finished)),
-        components={key: sum(part[key] for part in parts) / len(parts) for key in keys},
-    )
+Roll = Callable[[Draw, Lease, int], Awaitable[Finished]]
+
+
+def draws(config: RunConfig, rows: Sequence[Row]) -> Iterator[Draw]:
+    for index, row in enumerate(rows):
+        yield Draw("greedy", index, row, 0.0, config.seed, 1)
+    for seed in config.eval.seeds:
+        for index, row in enumerate(rows):
+            yield Draw("sampled", index, row, config.actors.temperature, seed, config.eval.samples)
 
 
 async def evaluate(
-    rollouts: Rollouts, rows: Sequence[Row], temperature: float, concurrency: int
-) -> list[Finished]:
-    """One episode per row, at most `concurrency` at once, in row order."""
-    rollouts = replace(rollouts, sampling=replace(rollouts.sampling, temperature=temperature, logprobs=False))
+    task: Task, wanted: Sequence[Draw], roll: Roll, file: SampleFile, concurrency: int
+) -> list[Sample]:
+    """Roll out what `file` lacks, at most `concurrency` episodes at once; the samples of all `wanted`."""
     gate = asyncio.Semaphore(concurrency)
+    grouped = any(reward.sees_group for reward in task.rewards)
 
-    async def one(number: int, row: Row) -> Finished:
+    async def member(draw: Draw, number: int) -> Finished:
         async with gate:
-            lease = Lease("eval", f"eval-{temperature:g}-{number}", number, 0, 1, (0,), number, 0, math.inf)
-            return await run_episode(rollouts, lease, 0, row)
+            finished = await roll(draw, draw.lease(), number)
+        if not grouped:
+            file.add(_sample(draw, number, finished))
+        return finished
 
-    return await asyncio.gather(*(one(number, row) for number, row in enumerate(rows)))
+    async def one(draw: Draw) -> None:
+        missing = [n for n in range(draw.members) if _key(draw, n) not in file.done]
+        if grouped and missing:
+            missing = list(range(draw.members))
+        finished = await asyncio.gather(*(member(draw, number) for number in missing))
+        if grouped:
+            for number, scored in zip(missing, await score_members(task, finished), strict=True):
+                file.add(_sample(draw, number, scored))
+
+    async with asyncio.TaskGroup() as tasks:
+        for draw in wanted:
+            tasks.create_task(one(draw))
+    return [file.done[_key(draw, number)] for draw in wanted for number in range(draw.members)]
 
 
-async def run(config: RunConfig, config_dir: Path, model_path: Path, device: str, threads: int) -> dict:
-    """Greedy and sampled success of the model folder on the task's held-out prompts."""
-    task = load_task(config.task, config_dir, config.seed)
-    rows = [task.held_out[i] for i in range(min(config.eval.prompts, len(task.held_out)))]
-    renderer = make_renderer(load_tokenizer(model_path), task, config.model.renderer)
-    engine = await VllmEngine.start(config, model_path, device, threads, seed=config.seed)
+def roll_with(rollouts: Rollouts) -> Roll:
+    """By an engine in this process, as in training."""
+
+    async def roll(draw: Draw, lease: Lease, number: int) -> Finished:
+        seed = None if draw.temperature == 0 else lease.seed + number
+        sampling = replace(rollouts.sampling, temperature=draw.temperature, logprobs=False, seed=seed)
+        return await run_episode(replace(rollouts, sampling=sampling), lease, number, draw.row)
+
+    return roll
+
+
+@asynccontextmanager
+async def rolling(config: RunConfig, task: Task, options: argparse.Namespace):
+    """What rolls episodes out: the model folder in an engine, or the endpoint."""
+    if is_endpoint(options.model):
+        async with Endpoint(options.model, config, task) as endpoint:
+            yield endpoint.roll
+        return
+    from actors.vllm_engine import VllmEngine
+
+    path = Path(options.model)
+    renderer = make_renderer(load_tokenizer(path), task, config.model.renderer)
+    engine = await VllmEngine.start(config, path, options.device, options.threads, seed=config.seed)
     rollouts = Rollouts.of(config, task, engine, renderer, "eval")
     try:
-        result: dict = {"task": task.name, "model": str(model_path), "seed": config.seed}
-        for label, temperature in (("greedy", 0.0), ("sampled", config.actors.temperature)):
-            finished = await evaluate(rollouts, rows, temperature, config.eval.concurrency)
-            result[label] = asdict(measure(finished)) | {"temperature": temperature}
-            result[f"{label}_samples"] = [_sample(item) for item in finished]
-        return result
+        yield roll_with(rollouts)
     finally:
         await rollouts.executor.close()
         await engine.close()
 
 
-def _sample(finished: Finished) -> dict:
-    trajectory = finished.trajectory
-    return {
-        "prompt_index": trajectory.prompt_index,
-        "success": finished.success,
-        "reward": trajectory.reward,
-        "error": trajectory.error,
-        "stop_reason": trajectory.stop_reason,
-        "row": finished.episode.row,
-        "turns": finished.episode.turns,
-        "results": [[result.text for result in turn] for turn in finished.episode.results],
-    }
+def is_endpoint(model: str) -> bool:
+    return model.startswith(("http://", "https://"))
 
 
-def print_table(result: dict) -> None:
+async def run(config: RunConfig, config_dir: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Greedy and sampled success on the task's held-out prompts, and the comparison asked for."""
+    task = load_task(config.task, config_dir, config.seed)
+    theirs = read_samples(options.against) if options.against else None
+    rows = [task.held_out[i] for i in range(min(config.eval.prompts, len(task.held_out)))]
+    wanted = list(draws(config, rows))
+    out: Path = options.out
+    file = SampleFile(out.with_suffix(".jsonl"), _facts(config, task, options.model))
+    try:
+        if any(_key(draw, number) not in file.done for draw in wanted for number in range(draw.members)):
+            async with rolling(config, task, options) as roll:
+                samples = await evaluate(task, wanted, roll, file, config.eval.concurrency)
+        else:
+            samples = await evaluate(task, wanted, _never, file, 1)
+    finally:
+        file.close()
+    result: dict[str, Any] = {"task": task.name, "model": options.model, "seed": config.seed}
+    for decoding, temperature in (("greedy", 0.0), ("sampled", config.actors.temperature)):
+        part = summarise(sample for sample in samples if sample.decoding == decoding)
+        result[decoding] = part | {"temperature": temperature}
+    if theirs is not None:
+        result["against"] = {"file": str(options.against), **difference(samples, theirs)}
+    return result
+
+
+async def _never(draw: Draw, lease: Lease, number: int) -> Finished:
+    raise AssertionError("every sample is there")
+
+
+def _facts(config: RunConfig, task: Task, model: str) -> dict[str, Any]:
+    """What must be the same for samples to belong to one evaluation."""
+    limits = config.task.model_dump(include={"max_turns", "max_tokens_per_turn", "max_trajectory_tokens"})
+    files = sorted(Path(model).glob("*.safetensors")) if not is_endpoint(model) else []
+    weights = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    sampling = {"temperature": config.actors.temperature, "options": config.task.options}
+    return {"task": task.name, "model": model, "weights": weights, **sampling, **limits}
+
+
+def _key(draw: Draw, number: int) -> tuple[str, int, int, int]:
+    return (draw.decoding, draw.prompt_index, draw.seed, number)
+
+
+def _sample(draw: Draw, number: int, finished: Finished) -> Sample:
+    trajectory, episode = finished.trajectory, finished.episode
+    return Sample(
+        decoding=draw.decoding,
+        prompt_index=draw.prompt_index,
+        prompt=prompt_hash(episode.messages),
+        seed=draw.seed,
+        number=number,
+        success=finished.success,
+        reward=trajectory.reward,
+        stop_reason=str(trajectory.stop_reason),
+        components=trajectory.reward_components,
+        error=trajectory.error,
+        num_tokens=episode.num_tokens,
+        row=draw.row,
+        turns=list(episode.turns),
+        results=[[result.text for result in turn] for turn in episode.results],
+    )
+
+
+def prompt_hash(messages: Sequence[Message]) -> str:
+    return hashlib.blake2b(
+        json.dumps(messages, sort_keys=True, default=str).encode(), digest_size=8
+    ).hexdigest()
+
+
+def print_table(result: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title=f"{result['task']}: {result['model']}")
-    for column in ("decoding", "success", "95 % interval", "prompts", "mean reward", "ended by"):
-        table.add_column(column)
-    for label in ("greedy", "sampled"):
-        part = result[label]
-        table.add_row(
-            label if label == "greedy" else f"sampled, T = {part['temperature']:g}",
-            f"{part['success']:.1%}",
-            f"{part['low']:.1%} - {part['high']:.1%}",
-            str(part["n"]),
-            f"{part['reward_mean']:.3f}",
-            ", ".join(f"{reason} {count}" for reason, count in sorted(part["stop_reasons"].items())),
-        )
-    Console().print(table)
+    from actors.evaluation_tables import tables
+
+    console = Console()
+    for table in tables(result):
+        console.print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,19 +211,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m actors.evaluator", description="Any config key is an option, e.g. --eval.prompts 512."
     )
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True, help="a prepared model folder")
-    parser.add_argument("--out", type=Path, required=True, help="JSON with the measures and every sample")
+    parser.add_argument("--model", required=True, help="a prepared model folder, or http://…/v1")
+    parser.add_argument("--out", type=Path, required=True, help="JSON; every sample goes beside it as JSONL")
+    parser.add_argument("--against", type=Path, help="another evaluation's .jsonl")
     parser.add_argument("--label", default="", help="kept in the result, e.g. before or after")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     options, overrides = parser.parse_known_args(arguments)
     loaded = load_config(options.config, overrides)
     started = time.monotonic()
-    result = asyncio.run(
-        run(loaded.config, loaded.config_dir, options.model, options.device, options.threads)
-    )
+    try:
+        result = asyncio.run(run(loaded.config, loaded.config_dir, options))
+    except (BadSamples, EndpointError, RendererError) as error:
+        sys.exit(f"error: {error}")
     result |= {"label": options.label, "seconds": round(time.monotonic() - started, 1)}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1, default=str))
     print_table(result)
 

@@ -120,6 +120,7 @@ def _vllm_sampling(sampling: Sampling) -> Any:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         max_tokens=sampling.max_tokens,
+        seed=sampling.seed,
         stop=list(sampling.stop),
         include_stop_str_in_output=True,
         stop_token_ids=list(sampling.stop_token_ids),

@@ -188,6 +188,10 @@ class WeightSyncConfig(Section):
 class EvalConfig(Section):
     prompts: Positive = 256
     """Held-out prompts."""
+    samples: Positive = 1
+    """Sampled trajectories per prompt and seed; 4 gives pass@1, pass@2 and pass@4."""
+    seeds: list[int] = [0]
+    """Sampling seeds; several show how much of a result is the draw."""
     before_and_after: bool = True
     """Evaluate the first and the last weights in a training run."""
     concurrency: Positive = 64

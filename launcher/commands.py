@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.table import Table
@@ -89,32 +90,43 @@ def keys(pattern: str) -> int:
     return 0
 
 
-def evaluate(config: Path | None, model: str, out: Path | None, overrides: Sequence[str]) -> int:
-    from actors.evaluator import print_table
+def evaluate(
+    config: Path | None, model: str, out: Path | None, against: Path | None, overrides: Sequence[str]
+) -> int:
+    from actors.evaluation_tables import tables
     from launcher.evaluation import Evaluation
     from launcher.evaluation import evaluate as run_evaluator
     from launcher.preflight import prepare_model
     from launcher.prepare import plan, read_task
 
+    is_endpoint = model.startswith(("http://", "https://"))
     run = RunFolder(Path(model).resolve().parent)
-    if config is None and run.config.exists():
+    if config is None and not is_endpoint and run.config.exists():
         config = run.config  # runs/x/export is evaluated as it was trained
-    loaded = _load(config, overrides, ("config", "model", "out"))
+    loaded = _load(config, overrides, ("config", "model", "out", "against"))
+    if against is not None and not against.is_file():
+        raise PreflightError(f"--against: there is no file {against}; name another evaluation's .jsonl")
     resources = plan(loaded.config)
     read_task(loaded)
-    folder = prepare_model(model)
-    label = folder.name
+    model = model if is_endpoint else str(prepare_model(model))
+    label = urlsplit(model).netloc.replace(":", "-") if is_endpoint else Path(model).name
     if out is None:
-        home = run.eval if run.config.exists() else Path(loaded.config.launch.runs_dir) / "eval"
+        home = Path(loaded.config.launch.runs_dir) / "eval"
+        home = run.eval if run.config.exists() and not is_endpoint else home
         out = home / f"{label}-{time.strftime('%m%d-%H%M%S')}.json"
+    samples = out.with_suffix(".jsonl")
     console = Console(file=sys.stdout)
-    with Interrupts() as interrupts, console.status(f"measuring {folder} on held-out prompts"):
-        what = Evaluation(loaded.source, folder, out, label, overrides)
+    with Interrupts() as interrupts, console.status(f"measuring {model} on held-out prompts"):
+        what = Evaluation(loaded.source, model, out.with_suffix(".json"), label, overrides, against)
         result = run_evaluator(what, resources, interrupts, out.with_suffix(".log"))
     if result is None:
+        console.print(
+            f"stopped; the same command with --out {samples} goes on", highlight=False, soft_wrap=True
+        )
         return EXIT_STOPPED
-    print_table(result)
-    console.print(f"every sample: {out}", highlight=False, soft_wrap=True)
+    for table in tables(result):
+        console.print(table)
+    console.print(f"every sample: {samples}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -33,10 +33,11 @@ class Evaluation:
     """What to evaluate. `overrides` are dotted settings as `--section.key=value`."""
 
     config: Path
-    model: Path
-    out: Path
+    model: str  # a prepared folder or an endpoint's URL
+    out: Path  # .json; the samples go beside it as .jsonl
     label: str
     overrides: Sequence[str] = ()  # dotted settings, as on the command line
+    against: Path | None = None  # another evaluation's .jsonl
 
 
 def evaluate(
@@ -48,8 +49,9 @@ def evaluate(
     """
     command = [
         *(sys.executable, "-m", "actors.evaluator"),
-        *("--config", str(what.config), "--model", str(what.model), "--out", str(what.out)),
+        *("--config", str(what.config), "--model", what.model, "--out", str(what.out)),
         *("--label", what.label, "--device", resources.device, "--threads", str(resources.actor_threads)),
+        *(("--against", str(what.against)) if what.against else ()),
         *what.overrides,
     ]
     path = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -33,7 +33,7 @@ ALLOWED = {
     "buffer": set(),
     "configs": set(),
     "launcher": {
-        "actors.evaluator",
+        "actors.evaluation_tables",
         "actors.preview",
         "buffer.client",
         "buffer.messages",

@@ -50,7 +50,7 @@ def test_eval_and_status_and_keys(calls):
     run("status", "--run", "runs/x")
     run("check", "--keys", "staleness")
     assert calls == [
-        ("evaluate", None, "runs/x/export", None, ["--eval.prompts", "512"]),
+        ("evaluate", None, "runs/x/export", None, None, ["--eval.prompts", "512"]),
         ("status", Path("runs/x")),
         ("keys", "staleness"),
     ]
