@@ -106,6 +106,20 @@ def evaluate(
     _run(lambda: commands.evaluate(config, model, out, against, context.args))
 
 
+@app.command(context_settings=_OVERRIDES)
+def calibrate(
+    context: typer.Context,
+    data: Annotated[Path, typer.Option(help="Rows with response and score (0 to 1) beside the task's own.")],
+    config: Config = None,
+    reward: Annotated[str | None, typer.Option(help="Its name. Default: the task's first judge.")] = None,
+) -> None:
+    """A judge's values beside people's scores: agreement, correlation, tokens, cost.
+
+    `python launch.py calibrate --config my_task.toml --data calibration.jsonl`
+    """
+    _run(lambda: commands.calibrate(config, data, reward, context.args))
+
+
 @app.command()
 def status(run: Annotated[Path, typer.Option(help="The run folder, e.g. runs/x.")]) -> None:
     """What a running run is doing: roles, weight versions, leases, ledger."""

@@ -37,6 +37,7 @@ from configs.run_folder import RunFolder
 from metrics import names
 from metrics.record import Recorder
 from tasks.loading import load_task, without_prompts
+from tasks.usage import usage
 from weightsync.receiver import Receiver
 from weightsync.vllm_engine import VllmWeights
 
@@ -265,7 +266,7 @@ class Actor:
             self._metrics.add(names.ACTOR_IDLE_S, now - self._idle_since)
             self._idle_since = now
         self._metrics.set(names.ACTOR_IN_FLIGHT, sum(len(g.episodes) for g in self._groups.values()))
-        return self._metrics.take() | self._weights.take_metrics()
+        return self._metrics.take() | usage.take() | self._weights.take_metrics()
 
     def _count(self, finished: Finished) -> None:
         for name, value in episode_metrics(finished.trajectory, finished.success).items():

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -128,6 +129,38 @@ def evaluate(
         console.print(table)
     console.print(f"every sample: {samples}", highlight=False, soft_wrap=True)
     return 0
+
+
+def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Sequence[str]) -> int:
+    """A judge's values beside people's scores."""
+    from launcher.prepare import read_task
+    from tasks.calibration import calibrate as ask
+    from tasks.readers import BadData, read_rows
+
+    loaded = _load(config, overrides, ("config", "data", "reward"))
+    task = read_task(loaded)
+    by_name = {r.name: r for r in task.rewards if not r.sees_group}
+    name = reward or next((r.name for r in task.rewards if r.fn.__module__ == "tasks.judge"), None)
+    if name not in by_name:
+        there = ", ".join(by_name)
+        raise PreflightError(f"--reward {name or ''} is not one of the task's own rewards: {there}")
+    console = Console(file=sys.stdout)
+    try:
+        with console.status(f"asking {name}"):
+            result = ask(task, by_name[name], read_rows(str(data), Path()))
+    except BadData as error:
+        raise PreflightError(str(error)) from error
+    table = Table(title=f"{name} against people's scores", title_justify="left", show_header=False)
+    for label, value in asdict(result).items():
+        if label in ("unscored", "used"):
+            continue
+        table.add_row(label.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
+    for label, value in sorted(result.used.items()):
+        table.add_row(label, f"{value:,.6g}")
+    for reason, count in result.unscored.items():
+        table.add_row(f"unscored: {count}", reason)
+    console.print(table)
+    return 0 if result.scored else 1
 
 
 def status(run: Path) -> int:
