@@ -106,6 +106,15 @@ def evaluate(
     _run(lambda: commands.evaluate(config, model, out, against, context.args))
 
 
+@app.command(name="new-task")
+def new_task(name: Annotated[str, typer.Argument(help="Of the task, its folder and its module.")]) -> None:
+    """A folder with a small task that runs, its data, recipe and test, to change into your own.
+
+    `python launch.py new-task my_task`
+    """
+    _run(lambda: commands.new_task(name))
+
+
 @app.command(context_settings=_OVERRIDES)
 def calibrate(
     context: typer.Context,

@@ -49,6 +49,8 @@ class TaskConfig(Section):
     """With `data`: the user message; `{field}` is replaced by the row's field, other braces stay."""
     system: str = ""
     """With `data`: the system message; empty for none."""
+    examples: list[dict[str, str]] = []
+    """With `data`: worked turns between system message and prompt, each `{ role, content }`."""
     parser: str = "hermes"
     """With `data`: call syntax, `hermes` or `tag`."""
     held_out: Fraction = 0.1

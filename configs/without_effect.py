@@ -13,6 +13,7 @@ _ONLY_WITH_DATA = (
     "task.rewards",
     "task.prompt",
     "task.system",
+    "task.examples",
     "task.parser",
     "task.held_out",
     "task.data_split",

@@ -131,6 +131,20 @@ def evaluate(
     return 0
 
 
+def new_task(name: str) -> int:
+    """Write a task that runs, and say how to go on."""
+    from launcher.new_task import new_task as write
+
+    files = write(name, Path())
+    console = Console(file=sys.stdout)
+    for file in files:
+        console.print(str(file), highlight=False)
+    recipe = f"{name}/{name}.toml"
+    steps = [f"python -m pytest {name}", *(f"python launch.py {c}--config {recipe}" for c in ("check ", ""))]
+    console.print("\nnext:", *steps, sep="\n  ", highlight=False, markup=False)
+    return 0
+
+
 def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Sequence[str]) -> int:
     """A judge's values beside people's scores."""
     from launcher.prepare import read_task

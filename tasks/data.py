@@ -37,12 +37,23 @@ def _position(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
+_ROLES = ("user", "assistant", "tool")
+
+
 class PromptTemplate:
     """`{field}` is replaced by the row's field; `{{field}}` stays as `{field}`; other braces stay."""
 
     _FIELD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 
-    def __init__(self, text: str, system: str = "") -> None:
+    def __init__(self, text: str, system: str = "", examples: Sequence[Message] = ()) -> None:
+        """examples: worked turns before the prompt, shown as they are."""
+        for number, message in enumerate(examples, 1):
+            if set(message) != {"role", "content"} or message["role"] not in _ROLES:
+                raise BadData(
+                    f"task.examples: message {number} is {message}; each has a role ({', '.join(_ROLES)}) and "
+                    "a content"
+                )
+        self._examples = list(examples)
         self._text = text
         self._system = system
         self.fields = tuple(dict.fromkeys(m[2] for m in self._FIELD.finditer(text + system) if m[2]))
@@ -63,7 +74,7 @@ class PromptTemplate:
 
     def messages(self, row: Row) -> list[Message]:
         system = [{"role": "system", "content": self._fill(self._system, row)}] if self._system else []
-        return [*system, {"role": "user", "content": self.prompt(row)}]
+        return [*system, *self._examples, {"role": "user", "content": self.prompt(row)}]
 
     def _fill(self, text: str, row: Row) -> str:
         return self._FIELD.sub(lambda m: f"{{{m[1]}}}" if m[1] else _shown(row[m[2]]), text)

@@ -98,7 +98,7 @@ def _data_task(config: TaskConfig, config_dir: Path) -> Task:
     """A task from a data file (or iterable), tools and rewards. Success: the first reward reaches 1."""
     assert config.data is not None
     rows = read_rows(config.data, config_dir, config.data_split)
-    prompt = PromptTemplate(config.prompt, config.system)
+    prompt = PromptTemplate(config.prompt, config.system, config.examples)
     prompt.check(rows)
     rewards = _load_rewards(config.rewards, config_dir)
     _check_fields(rewards, rows)

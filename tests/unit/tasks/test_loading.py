@@ -189,6 +189,8 @@ def test_rows_may_come_from_a_python_iterable(folder):
         ({"prompt": "{qestion}"}, BadData, "questions.jsonl line 1: no 'qestion'.*has: question, answer"),
         ({"system": "{role}"}, BadData, "line 1: no 'role'"),
         ({"rewards": []}, BadTask, "task.rewards is empty"),
+        ({"examples": [{"role": "user"}]}, BadData, "task.examples: message 1 is {'role': 'user'}"),
+        ({"examples": [{"role": "system", "content": "x"}]}, BadData, "each has a role .user, assistant"),
         ({"rewards": ["task_of_mine:misspelt"]}, BadReward, "line 1: .*'anwser'.*answer, question"),
         ({"rewards": ["task_of_mine:plain"]}, BadReward, "decorate it with @reward"),
         (
