@@ -50,8 +50,8 @@ class PromptTemplate:
         for number, message in enumerate(examples, 1):
             if set(message) != {"role", "content"} or message["role"] not in _ROLES:
                 raise BadData(
-                    f"task.examples: message {number} is {message}; each has a role ({', '.join(_ROLES)}) and "
-                    "a content"
+                    f"task.examples: message {number} is {message}; each has a role ({', '.join(_ROLES)}) "
+                    "and a content"
                 )
         self._examples = list(examples)
         self._text = text
