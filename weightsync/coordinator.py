@@ -2,8 +2,8 @@
 
 Two rules. Members that lack the newest version get it together, in one broadcast, as soon as no such
 broadcast runs; a member that has just joined does not wait for that and gets a transfer of its own.
-And whoever is silent, or does not answer by a transfer's deadline, is dropped and has to join again,
-so nobody can hold the others up for longer than the deadline. Every method takes the time and returns
+And whoever cannot be reached, is silent, or does not answer by a transfer's deadline, is dropped and has to
+join again; those who did answer go on without it after `STRAGGLER_S`. Every method takes the time and returns
 the `Action`s to perform, in order. Driven by `weightsync.publisher`'s thread.
 """
 
@@ -31,6 +31,7 @@ from weightsync.wire import (
 )
 
 MAX_FAILURES = 3  # failed transfers in a row before a member has to join again
+STRAGGLER_S = 5.0  # members that have answered wait so long for the others before the next broadcast
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,16 @@ class Transfer:
     members: dict[bytes, Member]  # those who still owe an answer
     deadline: float
     started: float
+    since: float  # when the phase began
     main: bool  # the broadcast to the settled members; False: to newcomers
     phase: Phase = Phase.SENDING
+
+    def enter(self, phase: Phase, now: float) -> None:
+        self.phase, self.since = phase, now
+
+    def holds_up(self, now: float) -> bool:
+        """Members that have answered still wait for the others."""
+        return self.main and (self.phase is Phase.SENDING or now - self.since < STRAGGLER_S)
 
 
 class Coordinator:
@@ -152,7 +161,7 @@ class Coordinator:
         transfer = self._transfers.get(number)
         if transfer is None or transfer.phase is not Phase.SENDING:
             return []
-        transfer.phase = Phase.LOADING
+        transfer.enter(Phase.LOADING, now)
         self.transfer_s = now - transfer.started
         return [Send(address, Commit(number, version, checksum)) for address in transfer.members]
 
@@ -161,6 +170,18 @@ class Coordinator:
         if transfer is None or transfer.phase is not Phase.SENDING:
             return []
         return self._abort(transfer, reason, now)
+
+    def is_sending(self, number: int) -> bool:
+        transfer = self._transfers.get(number)
+        return transfer is not None and transfer.phase is Phase.SENDING
+
+    def on_unreachable(self, address: bytes, now: float) -> list[Action]:
+        """A message could not be delivered: the connection is closed."""
+        member = self._members.get(address)
+        if member is None:
+            return []
+        self._dropped.append(f"{member.name}: its connection is closed")
+        return self._forget(member, "its connection is closed", now) + self._schedule(now)
 
     def tick(self, now: float) -> list[Action]:
         """Enforce the deadlines. Called several times a second."""
@@ -176,7 +197,7 @@ class Coordinator:
                 continue
             for member in list(transfer.members.values()):
                 actions += self._drop(member, f"no answer while {transfer.phase.value} weights", now)
-        return actions + self._schedule(now) if actions else actions
+        return actions + self._schedule(now)
 
     # --- members -----------------------------------------------------------------------------------
 
@@ -243,7 +264,7 @@ class Coordinator:
 
     def _schedule(self, now: float) -> list[Action]:
         behind = self._behind()
-        if not any(transfer.main for transfer in self._transfers.values()):
+        if not any(transfer.holds_up(now) for transfer in self._transfers.values()):
             if any(not member.newcomer for member in behind):
                 return self._begin(behind, now, main=True)
         else:
@@ -259,6 +280,7 @@ class Coordinator:
             members={member.address: member for member in members},
             deadline=now + self._settings.timeout_s,
             started=now,
+            since=now,
             main=main,
         )
         self._transfers[transfer.number] = transfer
@@ -307,7 +329,7 @@ class Coordinator:
         return all(name.startswith("cuda") for name in names) and len(set(names)) == len(names)
 
     def _abort(self, transfer: Transfer, reason: str, now: float) -> list[Action]:
-        transfer.phase = Phase.ABORTING
+        transfer.enter(Phase.ABORTING, now)
         transfer.deadline = now + self._settings.silence_s
         actions = self._close(transfer)
         actions += [Send(address, Abort(transfer.number, reason)) for address in transfer.members]

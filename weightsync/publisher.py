@@ -29,10 +29,11 @@ from weightsync.curve import authenticator, secure_server
 from weightsync.sender import Crashed, Outcome, Sender, SendFailed, Sent
 from weightsync.snapshot import SnapshotStore
 from weightsync.version import Manifest
-from weightsync.wire import Refused, TensorMeta, WireError, decode, encode
+from weightsync.wire import Message, Refused, TensorMeta, WireError, decode, encode
 
 TICK_MS = 200
-SILENCE_S = 10.0  # ten times the receivers' Alive interval
+CLOSE_S = 10.0  # for each kind of thread to end
+SILENCE_S = 20.0  # many of the receivers' Alive intervals: a busy machine is no dead actor
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Publisher:
         self._guard = authenticator(self._context, keys)
         self._socket = self._context.socket(zmq.ROUTER)
         secure_server(self._socket, keys)
+        self._socket.router_mandatory = True  # a peer that died is an error at the next send, not silence
         self.endpoint = f"tcp://{host}:{self._socket.bind_to_random_port(f'tcp://{host}')}"
 
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -138,7 +140,8 @@ class Publisher:
         with self._changed:
             self._closing = True
         self._ring()
-        self._thread.join(timeout=10)
+        self._thread.join(CLOSE_S)
+        self._sender.close(CLOSE_S)
         self._guard.stop()
         self._socket.close()
         self._context.term()
@@ -209,15 +212,31 @@ class Publisher:
                 raise error
 
     def _perform(self, actions: list[Action]) -> None:
+        starts: list[StartSending] = []
+        unreachable: list[bytes] = []
         for action in actions:
             match action:
                 case Send(to, message):
-                    # A peer that is gone is dropped by its silence; ROUTER discards what it cannot deliver.
-                    self._socket.send_multipart([to, encode(message)])
+                    if not self._deliver(to, message):
+                        unreachable.append(to)
                 case StartSending():
-                    self._sender.start(action)
+                    starts.append(action)
                 case CloseGroup(name):
                     self._sender.close_group(name)
+        for address in unreachable:
+            self._perform(self._coordinator.on_unreachable(address, time.monotonic()))
+        for start in starts:
+            if self._coordinator.is_sending(start.transfer):  # nobody in it was found unreachable
+                self._sender.start(start)
+
+    def _deliver(self, to: bytes, message: Message) -> bool:
+        try:
+            self._socket.send_multipart([to, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
 
     def _note_progress(self, seen: int | None) -> None:
         pause_s, dropped = self._coordinator.take_reports()

@@ -8,6 +8,7 @@ and the publisher goes on with another group. Used by `weightsync.publisher`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,12 +59,15 @@ class Sender:
         self._lock = threading.Lock()
         self._wanted: set[str] = set()  # groups that were not closed
         self._waiting: dict[str, transport.Group] = {}  # open, between two transfers
+        self._threads: set[threading.Thread] = set()
 
     def start(self, action: StartSending) -> None:
         with self._lock:
             self._wanted.add(action.group.name)
         name = f"weightsync-transfer-{action.transfer}"
-        threading.Thread(target=self._run, args=(action,), name=name, daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(action,), name=name, daemon=True)
+        self._threads = {other for other in self._threads if other.is_alive()} | {thread}
+        thread.start()
 
     def close_group(self, name: str) -> None:
         """A group in use is closed by its thread."""
@@ -72,6 +76,17 @@ class Sender:
             group = self._waiting.pop(name, None)
         if group is not None:
             group.close()
+
+    def close(self, timeout_s: float) -> None:
+        """Close every group and wait for the threads: torch ends a process that exits under them."""
+        with self._lock:
+            self._wanted.clear()
+            groups, self._waiting = self._waiting, {}
+        for group in groups.values():
+            group.close()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self, action: StartSending) -> None:
         try:
@@ -95,7 +110,9 @@ class Sender:
     def _open(self, spec: GroupSpec) -> transport.Group:
         with self._lock:
             group = self._waiting.pop(spec.name, None)
-        return group if group is not None else transport.open_group(spec, self._device)
+        if group is not None:
+            return group
+        return transport.open_group(spec, self._device, lambda: spec.name in self._wanted)
 
     def _put_back(self, name: str, group: transport.Group) -> None:
         with self._lock:

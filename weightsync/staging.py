@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -22,9 +23,9 @@ log = logging.getLogger(__name__)
 class _Reception:
     """One transfer's thread and its result."""
 
-    def __init__(self, manifest: Manifest, flat: torch.Tensor) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.flat = flat
+        self.flat: torch.Tensor | None = None  # once all ranks have met
         self.checksum: int | None = None
         self.error: str | None = None
         self.ended = threading.Event()
@@ -34,17 +35,14 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._current: _Reception | None = None
+        self._lock = threading.Lock()  # guards the two that follow
         self._spare: torch.Tensor | None = None  # the buffer of the last transfer, for the next
-        self._lock = threading.Lock()
         self._group: tuple[str, transport.Group] | None = None  # open, between two transfers
 
     def begin(self, group: GroupSpec, manifest: Manifest, bucket_bytes: int) -> None:
         """Start to receive. A transfer still running is discarded."""
         self.discard()
-        flat, self._spare = self._spare, None
-        if flat is None or flat.numel() != manifest.nbytes:
-            flat = host_buffer(manifest.nbytes)
-        self._current = _Reception(manifest, flat)
+        self._current = _Reception(manifest)
         threading.Thread(
             target=self._receive,
             args=(self._current, group, bucket_bytes),
@@ -65,15 +63,16 @@ class Staging:
         """Names and tensors, views of the buffer: valid until the next `begin`. Raises RuntimeError if
         the transfer is not complete."""
         complete, _, error = self.status()
-        if not complete or self._current is None:
+        if not complete or self._current is None or self._current.flat is None:
             raise RuntimeError(f"the staged weights are not complete: {error or 'bytes are still coming'}")
         return self._current.manifest.views(self._current.flat)
 
     def discard(self) -> None:
         """Forget the current transfer. Its buffer is used again only if no thread can write to it."""
         current, self._current = self._current, None
-        if current is not None and current.ended.is_set():
-            self._spare = current.flat
+        if current is not None and current.flat is not None and current.ended.is_set():
+            with self._lock:
+                self._spare = current.flat
 
     def close(self) -> None:
         self.discard()
@@ -85,7 +84,9 @@ class Staging:
     def _receive(self, reception: _Reception, spec: GroupSpec, bucket_bytes: int) -> None:
         group: transport.Group | None = None
         try:
-            group = self._open(spec)
+            group = self._open(spec, lambda: reception is self._current)
+            # Not before: the wait for ranks that never come would hold a model's size of memory.
+            reception.flat = self._take_buffer(reception.manifest.nbytes)
             reception.checksum = transport.receive(group, reception.flat, bucket_bytes)
         except BaseException as error:  # noqa: BLE001 - read by `status`; the receiver reports it
             log.warning("weight transfer failed: %s", error)
@@ -93,14 +94,19 @@ class Staging:
         reception.ended.set()
         self._put_back(spec.name, group, healthy=reception.error is None)
 
-    def _open(self, spec: GroupSpec) -> transport.Group:
+    def _take_buffer(self, nbytes: int) -> torch.Tensor:
+        with self._lock:
+            spare, self._spare = self._spare, None
+        return spare if spare is not None and spare.numel() == nbytes else host_buffer(nbytes)
+
+    def _open(self, spec: GroupSpec, wanted: Callable[[], bool]) -> transport.Group:
         with self._lock:
             held, self._group = self._group, None
         if held is not None:
             if held[0] == spec.name:
                 return held[1]
             held[1].close()
-        return transport.open_group(spec, self._device)
+        return transport.open_group(spec, self._device, wanted)
 
     def _put_back(self, name: str, group: transport.Group | None, *, healthy: bool) -> None:
         """Keep the group for the next transfer; a broken one closes here, where waiting hurts nobody."""

@@ -26,6 +26,8 @@ from weightsync.wire import GroupSpec
 _c10d: Any = dist  # torch's stubs leave these classes out
 Store = Any  # a torch.distributed.Store
 
+MEETING_POLL_S = 0.01
+
 TransportError = (RuntimeError, OSError)  # torch.distributed raises RuntimeErrors; sockets OSErrors
 
 
@@ -67,16 +69,29 @@ def serve_store(host: str, timeout_s: float) -> Store:
     )
 
 
-def open_group(spec: GroupSpec, device: torch.device) -> Group:
-    """Meet the other ranks. Raises RuntimeError when one does not come within the timeout."""
+def open_group(spec: GroupSpec, device: torch.device, wanted: Callable[[], bool] = lambda: True) -> Group:
+    """Meet the other ranks. Raises RuntimeError when one does not come within the timeout, or soon after
+    the group is no longer `wanted`."""
     timeout = timedelta(seconds=spec.timeout_s)
     # A connection of its own even for rank 0: waiting on a shared one would lock everybody else out.
     client = _c10d.TCPStore(spec.host, spec.port, timeout=timeout, wait_for_workers=False)
     store = _c10d.PrefixStore(spec.name, client)
-    # A rank that never comes must end the wait here: nccl's own initialisation has no deadline.
     store.set(f"here/{spec.rank}", "1")
-    store.wait([f"here/{rank}" for rank in range(spec.world)], timeout)
+    _wait_for_all(store, spec, wanted)
     return _NcclGroup(store, spec, device) if spec.backend == "nccl" else _GlooGroup(store, spec)
+
+
+def _wait_for_all(store: Store, spec: GroupSpec, wanted: Callable[[], bool]) -> None:
+    """A rank that never comes must end the wait here: nccl's own initialisation has no deadline."""
+    everyone = [f"here/{rank}" for rank in range(spec.world)]
+    deadline = time.monotonic() + spec.timeout_s
+    while not store.check(everyone):
+        if not wanted():
+            raise RuntimeError("the transfer was given up")
+        if time.monotonic() > deadline:
+            missing = [rank for rank, key in enumerate(everyone) if not store.check([key])]
+            raise RuntimeError(f"ranks {missing} of the transfer did not come within {spec.timeout_s:g} s")
+        time.sleep(MEETING_POLL_S)
 
 
 def send(group: Group, flat: torch.Tensor, bucket_bytes: int) -> int:

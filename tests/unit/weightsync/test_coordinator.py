@@ -1,7 +1,10 @@
 """The publisher's decisions, on a clock that the test holds."""
 
+import pytest
+
 from weightsync.coordinator import (
     MAX_FAILURES,
+    STRAGGLER_S,
     Action,
     CloseGroup,
     Coordinator,
@@ -171,6 +174,45 @@ def test_m4_a_member_that_answers_nothing_but_alive_is_dropped_at_the_deadline()
     scene.tick_at(scene.now + SILENCE_S, alive=("a", "b"))
     assert scene.to("b", Dropped)
     assert scene.started()[0].group.world == 2
+
+
+def test_m4_a_member_whose_connection_closed_is_not_waited_for():
+    scene = Scene()
+    scene.settle("a", "b", "c")
+    scene.publish(2)
+    (main,) = scene.started()
+    assert scene.coordinator.is_sending(main.transfer)
+    scene.actions = scene.coordinator.on_unreachable(b"b", scene.now)
+    assert scene.to("a", Abort) and scene.to("c", Abort)
+    assert not scene.coordinator.is_sending(main.transfer)
+    scene.says("a", Failed(main.transfer, "aborted"))
+    scene.says("c", Failed(main.transfer, "aborted"))
+    assert scene.started()[0].group.world == 3
+    assert scene.coordinator.on_unreachable(b"b", scene.now) == []
+
+
+@pytest.mark.parametrize("phase", ["loading", "aborting"])
+def test_m4_those_who_answered_go_on_without_one_that_does_not(phase):
+    scene = Scene()
+    scene.settle("a", "b")
+    scene.publish(2)
+    (main,) = scene.started()
+    if phase == "loading":
+        scene.sent(main.transfer, 2)
+        scene.says("a", Loaded(main.transfer, 2, 0.1))
+    else:
+        scene.actions = scene.coordinator.on_send_failed(main.transfer, "reset", scene.now)
+        scene.says("a", Failed(main.transfer, "aborted"))
+    scene.publish(3)
+    assert not scene.started()  # b may be only a moment later
+    scene.tick_at(STRAGGLER_S, alive=("a", "b"))
+    assert scene.to("a", Begin) and not scene.to("b", Begin)
+    scene.take("a", version=3)
+    scene.says("b", Loaded(main.transfer, 2, 9.0))
+    assert scene.to("b", Begin) and not scene.to("a", Begin)
+    scene.take("b", version=3)
+    scene.publish(4)
+    assert scene.started()[0].group.world == 3  # together again
 
 
 def test_a_failed_broadcast_is_tried_again_with_all_who_answer():

@@ -64,8 +64,18 @@ def test_a_sender_that_dies_between_buckets_leaves_nothing_to_load(store):
 def test_a_rank_that_never_comes_ends_the_wait_at_the_deadline(store):
     staging = Staging(CPU)
     staging.begin(group(store, "g", rank=1, timeout_s=0.3), MANIFEST, BUCKET)
+    assert staging._current is not None and staging._current.flat is None  # no memory held while waiting
     complete, _, error = wait_until_ended(staging)
-    assert not complete and "timeout" in error
+    assert not complete and "ranks [0] of the transfer did not come within 0.3 s" in error
+
+
+def test_a_transfer_that_is_let_go_stops_waiting_for_its_ranks(store):
+    staging = Staging(CPU)
+    staging.begin(group(store, "g", rank=1, timeout_s=3600), MANIFEST, BUCKET)
+    waiting = staging._current
+    staging.discard()
+    assert waiting is not None and waiting.ended.wait(WAIT_S)
+    assert "given up" in str(waiting.error)
 
 
 def test_a_transfer_that_was_let_go_cannot_write_into_the_next(store):
