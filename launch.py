@@ -106,6 +106,19 @@ def evaluate(
     _run(lambda: commands.evaluate(config, model, out, against, context.args))
 
 
+@app.command(context_settings=_OVERRIDES)
+def chat(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option(help="A model folder or http://host:8000/v1.")] = None,
+    config: Config = None,
+) -> None:
+    """Talk to a model with the task's tools, seeing its calls and their results.
+
+    `python launch.py chat --model runs/x/export`
+    """
+    _run(lambda: commands.chat(config, model, context.args))
+
+
 @app.command(name="new-task")
 def new_task(name: Annotated[str, typer.Argument(help="Of the task, its folder and its module.")]) -> None:
     """A folder with a small task that runs, its data, recipe and test, to change into your own.

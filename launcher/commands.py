@@ -7,6 +7,8 @@ Errors that the user can mend come out as `ConfigError`, `PreflightError` or `Ev
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -100,20 +102,20 @@ def evaluate(
     from launcher.preflight import prepare_model
     from launcher.prepare import plan, read_task
 
-    is_endpoint = model.startswith(("http://", "https://"))
+    remote = is_endpoint(model)
     run = RunFolder(Path(model).resolve().parent)
-    if config is None and not is_endpoint and run.config.exists():
+    if config is None and not remote and run.config.exists():
         config = run.config  # runs/x/export is evaluated as it was trained
     loaded = _load(config, overrides, ("config", "model", "out", "against"))
     if against is not None and not against.is_file():
         raise PreflightError(f"--against: there is no file {against}; name another evaluation's .jsonl")
     resources = plan(loaded.config)
     read_task(loaded)
-    model = model if is_endpoint else str(prepare_model(model))
-    label = urlsplit(model).netloc.replace(":", "-") if is_endpoint else Path(model).name
+    model = model if remote else str(prepare_model(model))
+    label = urlsplit(model).netloc.replace(":", "-") if remote else Path(model).name
     if out is None:
         home = Path(loaded.config.launch.runs_dir) / "eval"
-        home = run.eval if run.config.exists() and not is_endpoint else home
+        home = run.eval if run.config.exists() and not remote else home
         out = home / f"{label}-{time.strftime('%m%d-%H%M%S')}.json"
     samples = out.with_suffix(".jsonl")
     console = Console(file=sys.stdout)
@@ -131,6 +133,36 @@ def evaluate(
     return 0
 
 
+def chat(config: Path | None, model: str | None, overrides: Sequence[str]) -> int:
+    """Talk in this terminal to a model in a process of its own; the engine's output goes to a log."""
+    from launcher.preflight import REPO, prepare_model
+    from launcher.prepare import plan, read_task
+
+    run = RunFolder(Path(model or "").resolve().parent)
+    if config is None and model is not None and run.config.exists():
+        config = run.config
+    loaded = _load(config, overrides, ("config", "model"))
+    read_task(loaded)
+    resources = plan(loaded.config)
+    wanted = model or loaded.config.model.path
+    found = wanted if is_endpoint(wanted) else str(prepare_model(wanted))
+    log = Path(loaded.config.launch.runs_dir) / "chat.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(sys.executable, "-m", "actors.chat", "--config", str(loaded.source), "--model", found),
+        *("--device", resources.device, "--threads", str(resources.actor_threads), *overrides),
+    ]
+    path = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
+    quiet = {"PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR"}
+    with log.open("wb") as errors:
+        print(f"starting {found}", file=sys.stderr)
+        done = subprocess.run(command, env=os.environ | quiet, stderr=errors, check=False)
+    if done.returncode:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise PreflightError(f"{(last or ['the chat failed'])[0].removeprefix('error: ')}; read {log}")
+    return 0
+
+
 def new_task(name: str) -> int:
     """Write a task that runs, and say how to go on."""
     from launcher.new_task import new_task as write
@@ -140,7 +172,10 @@ def new_task(name: str) -> int:
     for file in files:
         console.print(str(file), highlight=False)
     recipe = f"{name}/{name}.toml"
-    steps = [f"python -m pytest {name}", *(f"python launch.py {c}--config {recipe}" for c in ("check ", ""))]
+    steps = [
+        f"python -m pytest {name}",
+        *(f"python launch.py {c}--config {recipe}" for c in ("check ", "chat ", "")),
+    ]
     console.print("\nnext:", *steps, sep="\n  ", highlight=False, markup=False)
     return 0
 
@@ -213,6 +248,10 @@ def show(run: Path, trajectory_id: str | None) -> int:
     model_path = prepare_model(load_config(folder.config).config.model.path)
     Console(file=sys.stdout).print(trajectory_table(trajectory, model_path))
     return 0
+
+
+def is_endpoint(model: str) -> bool:
+    return model.startswith(("http://", "https://"))
 
 
 def _load(config: Path | None, overrides: Sequence[str], options: Sequence[str]) -> LoadedConfig:

@@ -1,0 +1,126 @@
+"""Talk to a model with a task's tools: what it writes, what it calls, what comes back.
+
+Each message runs one episode of the task's own loop (turns, limits, executor), the conversation so far being
+its prompt; so what is seen here is what training would see. Tools that keep state begin anew with each
+message. Run by `launch.py chat`, in a process of its own because of the engine:
+
+    python -m actors.chat --config c.toml --model folder
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from actors.agent_loop import Finished
+from actors.endpoint import EndpointError
+from actors.evaluator import Draw, Roll, rolling
+from actors.renderer import RendererError
+from configs.load import load_config
+from tasks.loading import load_task
+from tasks.types import Message, Row, Task
+
+HELP = "your message; /new forgets the conversation, /quit or Ctrl-D ends"
+_PROMPT = "[bold]>[/] "
+
+
+def chat_task(task: Task) -> Task:
+    """The task with the conversation as its prompt, and nothing to score."""
+
+    def messages_of(row: Row) -> list[Message]:
+        return row["messages"] if "messages" in row else task.make_messages(row)
+
+    return replace(task, make_messages=messages_of, rewards=(), success=lambda episode: False)
+
+
+def opening(task: Task) -> list[Message]:
+    """What stands before the question in the task's prompts: system message and worked examples."""
+    return task.make_messages(task.train[0])[:-1]
+
+
+async def chat(
+    task: Task, roll: Roll, read: Callable[[], str | None], console: Console, temperature: float
+) -> None:
+    """Until `read` gives None. `roll` is of `chat_task(task)`."""
+    conversation = opening(task)
+    number = 0
+    console.print(f"[dim]{HELP}[/]")
+    while (text := await asyncio.to_thread(read)) is not None:
+        if text.strip() in ("/quit", "/exit"):
+            return
+        if text.strip() == "/new":
+            conversation = opening(task)
+            continue
+        if not text.strip():
+            continue
+        messages = [*conversation, {"role": "user", "content": text}]
+        draw = Draw("chat", number, {"messages": messages}, temperature, number, 1)
+        finished = await roll(draw, draw.lease(), 0)
+        show(finished, console)
+        conversation = continued(task, finished)
+        number += 1
+
+
+def show(finished: Finished, console: Console) -> None:
+    episode, trajectory = finished.episode, finished.trajectory
+    for turn, results in zip(episode.turns, episode.results, strict=True):
+        console.print(turn.strip("\n"), style="green", markup=False, highlight=False)
+        for result in results:
+            style = "cyan" if result.outcome == "ok" else "red"
+            console.print(f"  {result.name}: {result.text}", style=style, markup=False, highlight=False)
+    if trajectory.error or trajectory.stop_reason != "answer":
+        console.print(f"[dim]ended by {trajectory.stop_reason}: {trajectory.error or 'a limit'}[/]")
+
+
+def continued(task: Task, finished: Finished) -> list[Message]:
+    """The conversation with what the model and the tools have just added."""
+    episode, parser = finished.episode, task.parser
+    messages = list(episode.messages)
+    written = ""
+    for turn, results in zip(episode.turns, episode.results, strict=True):
+        shown = [parser.render_result(result) for result in results]
+        if parser.inline:
+            written += turn + "".join(shown)
+            continue
+        messages.append({"role": "assistant", "content": turn})
+        messages += [{"role": "tool", "content": text} for text in shown]
+    return [*messages, {"role": "assistant", "content": written}] if parser.inline else messages
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m actors.chat")
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--model", required=True, help="a prepared model folder, or http://…/v1")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    options, overrides = parser.parse_known_args(arguments)
+    loaded = load_config(options.config, overrides)
+    config = loaded.config
+    task = load_task(config.task, loaded.config_dir, config.seed)
+    console = Console()
+
+    def read() -> str | None:
+        try:
+            return console.input(_PROMPT)
+        except EOFError:
+            return None
+
+    async def talk() -> None:
+        talked = chat_task(task)
+        async with rolling(config, talked, options) as roll:
+            await chat(task, roll, read, console, config.actors.temperature)
+
+    try:
+        asyncio.run(talk())
+    except (EndpointError, RendererError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
