@@ -19,6 +19,7 @@ from typing import Protocol
 
 from actors.agent_loop import Finished, Rollouts, run_episode, score_members
 from actors.renderer import load_tokenizer, make_renderer
+from actors.tool_pause import ToolPause
 from actors.vllm_engine import VllmEngine
 from buffer.client import AsyncBufferClient
 from buffer.messages import (
@@ -38,6 +39,7 @@ from metrics import names
 from metrics.record import Recorder
 from tasks.loading import load_task, without_prompts
 from tasks.usage import usage
+from toolcall.watchdog import LoopWatchdog
 from weightsync.receiver import Receiver
 from weightsync.vllm_engine import VllmWeights
 
@@ -62,10 +64,11 @@ async def _main(spec: RoleSpec) -> None:
     receiver = Receiver(
         VllmWeights(engine.llm), keys, spec.name, config.weightsync.timeout_s, config.weightsync.kv_cache
     )
-    rollouts = Rollouts.of(config, task, engine, renderer, spec.name)
+    rollouts = Rollouts.of(config, task, engine, renderer, spec.name, RunFolder(spec.run_dir).tools)
     try:
         await client.call(Hello("actor", spec.name), CALL_TIMEOUT_S)
-        await Actor(rollouts, client, receiver, spec).run()
+        with LoopWatchdog(rollouts.executor.note_blocked):
+            await Actor(rollouts, client, receiver, spec).run()
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures  # the first task to fail is the cause
     finally:
@@ -121,6 +124,7 @@ class Actor:
         self._drain = False
         self._finished = False
         self._metrics = Recorder(names.ACTOR_WINDOW_S)
+        self._tools = ToolPause(rollouts.executor, clock)
         self._unscored: Counter[str] = Counter()  # trajectories by the reason's beginning
         self._idle_since: float | None = clock()
 
@@ -146,6 +150,7 @@ class Actor:
             # Groups that only wait for rewards leave the engine to others.
             rolling = sum(bool(group.rolling) for group in self._groups.values())
             free = self._config.actors.max_groups_in_flight - rolling
+            free = await self._tools.allowed(free)
             if free and not self._drain:
                 grant = await self._call(LeaseRequest(self._name, free, self._weights.version))
                 assert isinstance(grant, LeaseGrant)
@@ -224,11 +229,16 @@ class Actor:
 
     async def _heartbeats(self) -> None:
         while True:
-            ack = await self._call(self._heartbeat("draining" if self._drain else "running"))
+            ack = await self._call(self._heartbeat(self._state()))
             assert isinstance(ack, HeartbeatAck)
             self._obey(ack)
             # Spread the beats of many actors.
             await asyncio.sleep(self._config.buffer.heartbeat_s * random.uniform(0.8, 1.0))
+
+    def _state(self) -> str:
+        if self._drain:
+            return "draining"
+        return f"paused: {self._tools.reason}" if self._tools.reason else "running"
 
     def _heartbeat(self, state: str) -> Heartbeat:
         return Heartbeat(
@@ -266,7 +276,9 @@ class Actor:
             self._metrics.add(names.ACTOR_IDLE_S, now - self._idle_since)
             self._idle_since = now
         self._metrics.set(names.ACTOR_IN_FLIGHT, sum(len(g.episodes) for g in self._groups.values()))
-        return self._metrics.take() | usage.take() | self._weights.take_metrics()
+        self._metrics.add(names.ACTOR_TOOL_PAUSED_S, self._tools.take_paused_s())
+        of_tools = self._rollouts.executor.take_metrics()
+        return self._metrics.take() | of_tools | usage.take() | self._weights.take_metrics()
 
     def _count(self, finished: Finished) -> None:
         for name, value in episode_metrics(finished.trajectory, finished.success).items():

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from actors.engine import Engine, EngineDied, Sampling
 from actors.recorder import Recorder
@@ -23,7 +24,10 @@ from configs.schema import RunConfig, TaskConfig
 from tasks.scoring import score, score_group
 from tasks.types import Episode, Message, Row, Score, Task
 from toolcall.executor import Executor
-from toolcall.types import Outcome, ToolContext, ToolResult
+from toolcall.health import NOT_THERE
+from toolcall.lane import Limits
+from toolcall.output import shorten
+from toolcall.types import ToolContext, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +49,27 @@ class Rollouts:
     actor: str = "actor"
 
     @classmethod
-    def of(cls, config: RunConfig, task: Task, engine: Engine, renderer: Renderer, actor: str) -> Rollouts:
-        """As the config says: the one way in which training and evaluation set an episode up."""
+    def of(
+        cls,
+        config: RunConfig,
+        task: Task,
+        engine: Engine,
+        renderer: Renderer,
+        actor: str,
+        shared: Path | None = None,
+    ) -> Rollouts:
+        """As the config says: the one way in which training and evaluation set an episode up. shared: where
+        the tools of a run's actors keep what they have in common."""
         sampling = Sampling(
             config.actors.temperature, 0, renderer.stop, renderer.stop_token_ids, config.actors.top_p
         )
-        return cls(task, config.task, engine, renderer, Executor(task.tools), sampling, actor)
+        executor = Executor(
+            task.tools,
+            count_tokens=lambda text: len(renderer.plain(text)),
+            limits=Limits(down_share=config.actors.pause_at_tool_failures),
+            shared=shared,
+        )
+        return cls(task, config.task, engine, renderer, executor, sampling, actor)
 
 
 @dataclass
@@ -65,6 +84,7 @@ class _State:
     results: list[tuple[ToolResult, ...]] = field(default_factory=list)
     generate_s: float = 0.0
     tools_s: float = 0.0
+    observed: int = 0  # observation tokens so far
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
@@ -123,6 +143,7 @@ async def run_episode(
             "prompt_tokens": state.prompt_tokens,
             "cached_tokens": state.cached_tokens,
         },
+        spans=state.context.spans,
     )
     return Finished(trajectory, episode, success=error is None and task.success(episode))
 
@@ -219,13 +240,18 @@ async def _generate(rollouts: Rollouts, state: _State, turn: int, room: int) -> 
 def _observe(rollouts: Rollouts, state: _State, prompt_ids: list[int], results: Sequence[ToolResult]) -> bool:
     """Append the observation, its tool text cut to the room there is. False: not even a cut one fits."""
     recorder = state.recorder
-    room = rollouts.limits.max_trajectory_tokens - len(recorder.token_ids) - MIN_TURN_TOKENS
-    sampled_ids = recorder.token_ids[len(prompt_ids) :]
-    ids = fit_observation(
-        rollouts.renderer, prompt_ids, sampled_ids, results, min(room, rollouts.limits.max_observation_tokens)
+    limits = rollouts.limits
+    room = min(
+        limits.max_observation_tokens,
+        limits.max_trajectory_tokens - len(recorder.token_ids) - MIN_TURN_TOKENS,
     )
+    if limits.max_total_observation_tokens is not None:
+        room = min(room, limits.max_total_observation_tokens - state.observed)
+    sampled_ids = recorder.token_ids[len(prompt_ids) :]
+    ids = fit_observation(rollouts.renderer, prompt_ids, sampled_ids, results, room)
     if ids is None:
         return False
+    state.observed += len(ids)
     recorder.add_observation(ids, results)
     return True
 
@@ -241,7 +267,10 @@ def fit_observation(
     None if even empty results do not fit."""
     keep = [len(result.text) for result in results]
     while True:
-        shown = [_cut(result, length) for result, length in zip(results, keep, strict=True)]
+        shown = [
+            replace(result, text=shorten(result.text, length, result.keep))
+            for result, length in zip(results, keep, strict=True)
+        ]
         ids = renderer.observation(prompt_ids, sampled_ids, shown)
         if len(ids) <= room:
             return ids
@@ -249,13 +278,6 @@ def fit_observation(
         if keep[longest] == 0:
             return None
         keep[longest] = int(keep[longest] * min(0.9, max(room, 0) / len(ids)))
-
-
-def _cut(result: ToolResult, length: int) -> ToolResult:
-    left_out = len(result.text) - length
-    if not left_out:
-        return result
-    return replace(result, text=f"{result.text[:length]} [cut: {left_out} characters left out]")
 
 
 def _tool_context(lease: Lease, index: int, row: Row) -> ToolContext:
@@ -272,6 +294,6 @@ def _infrastructure_error(state: _State) -> str | None:
     """A tool whose server is gone says nothing about the policy: such a trajectory is not scored."""
     for results in state.results:
         for result in results:
-            if result.outcome is Outcome.INFRASTRUCTURE:
+            if result.outcome in NOT_THERE:
                 return f"tool {result.name}: {result.text}"
     return None

@@ -6,13 +6,13 @@ Invariant: mask 1 exactly at sampled tokens. Called by `actors.agent_loop` alone
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from actors.engine import Sampled
 from buffer.messages import Lease, Trajectory, Turn
-from toolcall.types import ToolResult
+from toolcall.types import CallSpan, ToolResult
 
 NOT_SAMPLED = -1  # version of prompt and observation tokens
 
@@ -51,9 +51,12 @@ class Recorder:
         self._mask += [0] * n
         self._logprobs += [0.0] * n
         self._versions += [NOT_SAMPLED] * n
-        turn = self._turns[-1]
-        calls = tuple({**asdict(result.span), "outcome": str(result.span.outcome)} for result in results)
-        self._turns[-1] = Turn(turn.start, turn.end, len(self.token_ids), turn.finish_reason, calls)
+        self._turns[-1] = replace(self._turns[-1], observation_end=len(self.token_ids))
+        self._add_spans([result.span for result in results])
+
+    def _add_spans(self, spans: Sequence[CallSpan]) -> None:
+        calls = tuple({**asdict(span), "outcome": str(span.outcome)} for span in spans)
+        self._turns[-1] = replace(self._turns[-1], calls=self._turns[-1].calls + calls)
 
     def finish(
         self,
@@ -67,7 +70,12 @@ class Recorder:
         reward_components: dict[str, float],
         error: str | None,
         metrics: dict[str, float],
+        spans: Sequence[CallSpan] = (),
     ) -> Trajectory:
+        """spans: of all calls; those of a turn that was cut short in mid-call have no observation."""
+        recorded = sum(len(turn.calls) for turn in self._turns)
+        if self._turns:
+            self._add_spans(spans[recorded:])
         return Trajectory(
             trajectory_id=f"{lease.group_id}/{index}",
             group_id=lease.group_id,

@@ -39,6 +39,10 @@ class Renderer(Protocol):
         `results` and open the next turn."""
         ...
 
+    def plain(self, text: str) -> list[int]:
+        """Text from outside as ids, none of them special: for counting."""
+        ...
+
     def text(self, token_ids: Sequence[int]) -> str:
         """What the model wrote, without special tokens: for parsers and rewards, never encoded again."""
         ...

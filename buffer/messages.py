@@ -146,7 +146,7 @@ class Heartbeat:
     name: str
     lease_ids: tuple[str, ...] = ()
     version: int = -1  # weights loaded (actors) or published (learner)
-    state: str = "running"  # "starting", "running", "draining", "finished"
+    state: str = "running"  # "starting", "running", "paused: <why>", "draining", "finished"
     metrics: dict[str, float] = field(default_factory=dict)  # gauges and window sums, metrics/names.py
 
 

@@ -1,7 +1,7 @@
 """The layout of a run folder and the run's CURVE keys.
 
     runs/<name>/config.toml  run.json  endpoint  metrics.jsonl  events.jsonl  logs/<role>.log
-                buffer.sqlite  keys/{server,client}.key  checkpoints/step-<n>/  export/  eval/
+                buffer.sqlite  tools/  keys/{server,client}.key  checkpoints/step-<n>/  export/  eval/
 
 Invariant: key files are readable by the owner alone. Used by every role.
 """
@@ -64,6 +64,11 @@ class RunFolder:
     @property
     def store(self) -> Path:
         return self.root / "buffer.sqlite"
+
+    @property
+    def tools(self) -> Path:
+        """What the actors' tools share: limits of the whole run, the disk cache."""
+        return self.root / "tools"
 
     @property
     def checkpoints(self) -> Path:

@@ -63,6 +63,8 @@ class TaskConfig(Section):
     """Prompt, turns and observations together."""
     max_observation_tokens: Positive = 256
     """Tool text in one turn, cut with a note of how much was left out."""
+    max_total_observation_tokens: Positive | None = None
+    """Tool text in all turns of a trajectory; when it is used up, the trajectory ends. null: no limit."""
     trajectory_timeout_s: Seconds = 300
     """Wall clock of one trajectory, tools included."""
 
@@ -82,6 +84,8 @@ class ActorsConfig(Section):
     """CPU threads of an engine; 0 chooses (1 on CPU)."""
     engine: dict[str, Any] = {}
     """Passed to vLLM's engine arguments as they are, e.g. `tensor_parallel_size`."""
+    pause_at_tool_failures: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of a tool's last 20 calls that found it gone at which an actor stops leasing until it is back."""
     max_restarts: Annotated[int, Field(ge=0)] = 10
     """Replacements of dead actors before the run stops."""
 

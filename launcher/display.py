@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -23,6 +23,8 @@ from metrics.sinks import Report, Sink
 _SHOWN = (
     "ready",
     "restart",
+    "pause",
+    "resume",
     "finish",
     "stop",
 )  # kinds of events that get a line; a failure is said at the end
@@ -70,7 +72,9 @@ class Display:
         self._draw()
 
     def status(self, status: StatusReply) -> None:
+        before = self._view.states
         rows = self._view.take(status, time.time())
+        self._say_pauses(before)
         for _, role, name, when, metrics in status.reports:
             for sink in self._sinks:
                 sink.write(Report(when, status.step, role, name, metrics))
@@ -80,6 +84,15 @@ class Display:
                     plain_line(self._view, row), highlight=False, markup=False, soft_wrap=True
                 )
         self._draw()
+
+    def _say_pauses(self, before: Mapping[str, str]) -> None:
+        """A role that begins or ends to hold still says why in its state."""
+        for name, state in self._view.states.items():
+            was = before.get(name, "")
+            if state.startswith("paused") and not was.startswith("paused"):
+                self.event(Event("pause", name, f"{name} {state}"))
+            elif was.startswith("paused") and state == "running":
+                self.event(Event("resume", name, f"{name} goes on"))
 
     def _draw(self) -> None:
         if self._live is not None:

@@ -79,6 +79,6 @@ class Outcome:
 class Event:
     """One line for the terminal and for events.jsonl."""
 
-    kind: str  # "start", "ready", "restart", "finish", "stop", "fail"
+    kind: str  # "start", "ready", "restart", "pause", "resume", "finish", "stop", "fail"
     role: str
     text: str

@@ -25,9 +25,21 @@ JUDGE_SECONDS = "judge/seconds"  # summed, retries included
 JUDGE_TOKENS_IN = "judge/tokens_in"
 JUDGE_TOKENS_OUT = "judge/tokens_out"
 JUDGE_COST = "judge/cost"  # by the price in the judge's options
+ACTOR_TOOL_PAUSED_S = "actor/tool_paused_s"  # no leases because a tool is down
 TOOL_CALLS = "tool/calls"
 TOOL_FAILURES = "tool/failures"  # outcomes other than ok
 TOOL_SECONDS = "tool/seconds"  # summed latency of calls
+TOOL_PREFIX = "tool/"  # of each tool, tool/<name>/ and then, over the window:
+TOOL_EACH_CALLS = "calls"
+TOOL_EACH_FAILURES = "failures"  # outcomes other than ok
+TOOL_EACH_INFRASTRUCTURE = "infrastructure"  # of those, because what is behind the tool is gone
+TOOL_EACH_TIMEOUTS = "timeouts"
+TOOL_EACH_LATENCY = {0.5: "latency_p50_s", 0.95: "latency_p95_s", 0.99: "latency_p99_s"}  # of calls that ran
+TOOL_EACH_QUEUED_P95_S = "queued_p95_s"  # waiting for a slot
+TOOL_EACH_RUNNING_MAX = "running_max"  # at once
+TOOL_EACH_CACHE_HITS = "cache_hits"
+TOOL_EACH_CACHE_AGE_S = "cache_age_s"  # mean age of the results served
+TOOL_EACH_BLOCKED_S = "blocked_s"  # seconds in which it blocked the event loop
 
 # learner, once per step
 STEP = "learner/step"

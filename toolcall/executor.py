@@ -2,22 +2,27 @@
 
 Invariant: `run` returns exactly one `ToolResult` per call or parse failure, in the order in which the model
 wrote them, paired by id; no call delays or cancels another, and nothing that a tool does escapes as an
-exception. One executor serves all trajectories of an actor, so limits, breakers and the cache are shared.
-Called by `actors.agent_loop`.
+exception. Every call leaves its span on the context, a cancelled one too. One executor serves all
+trajectories of an actor, so limits, breakers and the cache are shared. Called by `actors.agent_loop`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import difflib
+import hashlib
 import logging
 import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from metrics import names
+from toolcall.cache_store import CacheStore
 from toolcall.errors import InvalidArguments
+from toolcall.health import Health
 from toolcall.lane import RETRYABLE, Attempt, Lane, Limits
 from toolcall.output import cut_to_budget
 from toolcall.registry import Tool, load_tools
@@ -29,8 +34,8 @@ from toolcall.work import finish, start
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-DEFAULT_MAX_OUTPUT_CHARS = 4000
-BACKOFF_S = 0.2  # before the first retry; doubles, with jitter, up to the next
+DEFAULT_MAX_OUTPUT_TOKENS = 1000
+CHARS_PER_TOKEN = 4  # of an executor that was given no tokenizer's count
 MAX_BACKOFF_S = 5.0
 UNNAMED = "unknown"  # the name of a call too broken to show one; counts calls of invented names too
 
@@ -43,29 +48,38 @@ class _Answer:
     text: str
     started: float
     ended: float
+    cache: str = ""  # see CallSpan
+    made: float = 0.0  # when the text was made, for a cached one
 
 
 class Executor:
-    """tools: unique names. max_output_chars: budget of tools without their own. limits: see `Limits`.
-
-    cache_entries: results kept for tools with `cache=True`. clock: seconds for spans, `time.time` but in
-    tests; deadlines follow the event loop's clock.
+    """tools: unique names. max_output_tokens: budget of tools without their own, in what `count_tokens`
+    counts. limits: see `Limits`. shared: a folder of the run for what its actors share: limits of the whole
+    run, the disk cache; without it these hold in this process. cache_entries: results kept in memory.
+    clock: seconds for spans, `time.time` but in tests; deadlines follow the event loop's clock.
     """
 
     def __init__(
         self,
         tools: Sequence[Tool],
         *,
-        max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
+        max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
+        count_tokens: Callable[[str], int] = lambda text: -(-len(text) // CHARS_PER_TOKEN),
         limits: Limits | None = None,
+        shared: Path | None = None,
         cache_entries: int = 4096,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        limits = limits or Limits()
         self._tools = {tool.name: tool for tool in load_tools(tools)}
-        self._lanes = {tool.name: Lane(tool, limits or Limits(), clock) for tool in self._tools.values()}
-        self._max_output_chars = max_output_chars
+        self._lanes = {tool.name: Lane(tool, limits, shared, clock) for tool in self._tools.values()}
+        self._health = {name: Health(limits.down_share) for name in self._tools}
+        self._max_output_tokens = max_output_tokens
+        self._count_tokens = count_tokens
         self._clock = clock
         self._cache: SingleFlight[_Answer] = SingleFlight(cache_entries, lambda a: a.outcome is Outcome.OK)
+        on_disk = shared and any(tool.options.cache == "disk" for tool in self._tools.values())
+        self._store = CacheStore(shared / "cache.sqlite") if shared and on_disk else None
         self._counter = CallCounter()
         self._jitter = random.Random()  # not the trajectory's: retries must not change what tools draw
 
@@ -74,6 +88,8 @@ class Executor:
 
         Bounded: per attempt `limits.max_queue_s` + the tool's timeout + a second, times its retries.
         """
+        if len(parsed.calls) == 1:  # the common case needs no group
+            return (await self._result(parsed.calls[0], context),)
         async with asyncio.TaskGroup() as group:
             calls = [group.create_task(self._result(call, context)) for call in parsed.calls]
         return tuple(call.result() for call in calls)
@@ -93,41 +109,118 @@ class Executor:
                 await finish(start(shutdown, is_async=True), CLOSE_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - a user's code, see above
                 logger.warning("closing a tool failed: %r", error)
+        if self._store is not None:
+            self._store.close()
+
+    # --- what is seen from outside ---------------------------------------------------------------
 
     def stats(self) -> dict[str, ToolStats]:
         """Counters per tool since the executor was made."""
         return self._counter.by_tool
 
     def take_metrics(self) -> dict[str, float]:
-        """`tool/calls`, `tool/failures` and `tool/seconds` since the last call of this."""
-        return self._counter.take_window()
+        """`tool/<name>/…` of `metrics.names`, since the last call of this."""
+        taken = self._counter.take_window()
+        for name, lane in self._lanes.items():
+            if most := lane.take_most_running():
+                taken[f"{names.TOOL_PREFIX}{name}/{names.TOOL_EACH_RUNNING_MAX}"] = most
+        return taken
+
+    def note_blocked(self, task: str, seconds: float) -> None:
+        """A task held the event loop up; counted if it is a tool's. Called from the watchdog's thread."""
+        name = task.removeprefix("tool ")
+        if name in self._tools:
+            self._counter.add_blocked(name, seconds)
+
+    def down(self) -> dict[str, str]:
+        """Tools that are not there at present, by name, and why. See `toolcall.health`."""
+        return {name: health.reason for name, health in self._health.items() if health.down}
+
+    async def probe(self) -> bool:
+        """Ask the tools that are down and can be asked whether they are back. Is none of those left?"""
+        asked = [self._tools[name] for name in self.down() if self._tools[name].probe is not None]
+        return all([await self._answers(tool) for tool in asked])
+
+    async def _answers(self, tool: Tool) -> bool:
+        assert tool.probe is not None
+        try:
+            await finish(start(tool.probe, is_async=True), tool.options.timeout)
+        except Exception as error:  # noqa: BLE001 - a user's code; still down, whatever it says
+            self._health[tool.name].reason = f"{tool.name} is unavailable ({error})"
+            return False
+        self._health[tool.name].recovered()
+        self._lanes[tool.name].recovered()
+        return True
+
+    # --- one call --------------------------------------------------------------------------------
 
     async def _result(self, call: ToolCall | ParseFailure, context: ToolContext) -> ToolResult:
         queued = self._clock()
-        cached = False
-        if isinstance(call, ParseFailure):
-            answer = self._refused(Outcome.PARSE_ERROR, call.reason)
-        elif (tool := self._tools.get(call.name)) is None:
-            answer = self._refused(Outcome.UNKNOWN_TOOL, self._unknown(call.name))
-        else:
-            answer, cached = await self._invoke(tool, call, context)
         name = call.name or UNNAMED
-        if cached:  # another call's run: this one took only its wait
-            answer = replace(answer, started=queued, ended=self._clock())
-        span = CallSpan(call.id, name, answer.outcome, queued, answer.started, answer.ended, cached)
-        self._counter.add(name if name in self._tools else UNNAMED, span)
-        return ToolResult(call.id, name, answer.outcome, answer.text, span)
+        tool = None if isinstance(call, ParseFailure) else self._tools.get(name)
+        try:
+            if isinstance(call, ParseFailure):
+                answer = self._refused(Outcome.PARSE_ERROR, call.reason)
+            elif tool is None:
+                answer = self._refused(Outcome.UNKNOWN_TOOL, self._unknown(name))
+            else:
+                answer = await self._invoke(tool, call, context)
+        except asyncio.CancelledError:
+            self._note(CallSpan(call.id, name, Outcome.CANCELLED, queued, queued, self._clock()), context)
+            raise
+        age = max(0.0, self._clock() - answer.made) if answer.cache in ("kept", "disk") else 0.0
+        span = CallSpan(
+            call.id, name, answer.outcome, queued, answer.started, answer.ended, answer.cache, age
+        )
+        self._note(span, context)
+        if tool is not None and not span.cached:
+            self._health[name].add(answer.outcome, answer.text)
+        keep = tool.options.keep if tool is not None else "head"
+        return ToolResult(call.id, name, answer.outcome, answer.text, span, keep)
 
-    async def _invoke(self, tool: Tool, call: ToolCall, context: ToolContext) -> tuple[_Answer, bool]:
+    def _note(self, span: CallSpan, context: ToolContext) -> None:
+        context.spans.append(span)
+        self._counter.add(span.name if span.name in self._tools else UNNAMED, span)
+
+    async def _invoke(self, tool: Tool, call: ToolCall, context: ToolContext) -> _Answer:
         try:
             arguments = tool.validate(call.arguments)
         except InvalidArguments as error:
-            return self._refused(Outcome.INVALID_ARGUMENTS, f"{tool.name}: {error}"), False
+            return self._refused(Outcome.INVALID_ARGUMENTS, f"{tool.name}: {error}")
         own = replace(context, idempotency_key=uuid.uuid4().hex)
         if not tool.options.cache:
-            return await self._attempts(tool, arguments, own), False
-        key = f"{tool.name} {tool.signature.canonical(arguments)}"
-        return await self._cache.get(key, lambda: self._attempts(tool, arguments, own))
+            return await self._attempts(tool, arguments, own)
+        return await self._cached(tool, arguments, own)
+
+    async def _cached(self, tool: Tool, arguments: dict, context: ToolContext) -> _Answer:
+        asked = self._clock()
+        canonical = f"{tool.name}\0{tool.fingerprint}\0{tool.signature.canonical(arguments)}"
+        key = hashlib.sha256(canonical.encode()).hexdigest()
+
+        async def make() -> _Answer:
+            return await self._through_store(tool, key, arguments, context)
+
+        answer, served = await self._cache.get(key, make, lambda kept: self._is_fresh(tool, kept.made))
+        if answer.cache == "made" and served == "made":
+            return answer
+        cache = answer.cache if served == "made" else str(served)
+        return replace(answer, started=asked, ended=self._clock(), cache=cache)  # took only its wait
+
+    async def _through_store(self, tool: Tool, key: str, arguments: dict, context: ToolContext) -> _Answer:
+        store = self._store if tool.options.cache == "disk" else None
+        if store is not None:
+            found = await asyncio.to_thread(store.get, key)
+            if found is not None and self._is_fresh(tool, found[1]):
+                return _Answer(Outcome.OK, found[0], 0.0, 0.0, cache="disk", made=found[1])
+        answer = replace(await self._attempts(tool, arguments, context), cache="made")
+        answer = replace(answer, made=answer.ended)
+        if store is not None and answer.outcome is Outcome.OK:
+            await asyncio.to_thread(store.put, key, answer.text, answer.made)
+        return answer
+
+    def _is_fresh(self, tool: Tool, made: float) -> bool:
+        ttl = tool.options.cache_ttl
+        return ttl is None or self._clock() - made < ttl
 
     async def _attempts(self, tool: Tool, arguments: dict, context: ToolContext) -> _Answer:
         """Try, and try again as often as the tool allows after a timeout or an infrastructure failure."""
@@ -137,18 +230,20 @@ class Executor:
         for retry in range(tool.options.retries):
             if attempt.outcome not in RETRYABLE:
                 break
-            pause = min(BACKOFF_S * 2**retry, MAX_BACKOFF_S)
+            pause = min(tool.options.backoff * 2**retry, MAX_BACKOFF_S)
             await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.0))
             attempt = await lane.attempt(arguments, context)
         return self._answer(tool, attempt, started)
 
     def _answer(self, tool: Tool, attempt: Attempt, started: float | None) -> _Answer:
-        text = cut_to_budget(attempt.text, tool.options.max_output_chars or self._max_output_chars)
+        budget = tool.options.max_output_tokens or self._max_output_tokens
+        text = cut_to_budget(attempt.text, budget, self._count_tokens, tool.options.keep)
         return _Answer(attempt.outcome, text, attempt.ended if started is None else started, attempt.ended)
 
     def _refused(self, outcome: Outcome, text: str) -> _Answer:
         now = self._clock()
-        return _Answer(outcome, cut_to_budget(text, self._max_output_chars), now, now)
+        text = cut_to_budget(text, self._max_output_tokens, self._count_tokens)
+        return _Answer(outcome, text, now, now)
 
     def _unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._tools, n=1)

@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toolcall.breaker import Breaker
 from toolcall.errors import ToolError, ToolUnavailable
 from toolcall.output import to_text
 from toolcall.registry import Tool
+from toolcall.run_limits import RunRate, RunSlots
 from toolcall.types import Outcome, ToolContext
 from toolcall.work import SelfCancelled, Work, finish, start
 
@@ -29,9 +32,8 @@ class Limits:
     """The executor's bounds on every tool's lane."""
 
     max_queue_s: float = 60.0  # waiting for a slot
-    breaker_threshold: int = 8  # timeouts and infrastructure failures in a row
-    breaker_cooldown_s: float = 30.0
     max_left_behind: int = 16  # calls of one tool still running after their deadline
+    down_share: float = 0.5  # of a tool's last calls failing by infrastructure: it is down
 
 
 @dataclass(frozen=True)
@@ -45,32 +47,68 @@ class Attempt:
 
 
 class Lane:
-    def __init__(self, tool: Tool, limits: Limits, clock: Callable[[], float] = time.time) -> None:
+    """shared: the folder in which the actors of a run keep their common limits; None: this process alone."""
+
+    def __init__(
+        self,
+        tool: Tool,
+        limits: Limits,
+        shared: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        options = tool.options
         self._tool = tool
         self._limits = limits
         self._clock = clock
-        self._slots = asyncio.Semaphore(tool.options.max_concurrency)
-        self._breaker = Breaker(limits.breaker_threshold, limits.breaker_cooldown_s)
+        self._run_slots: RunSlots | None = None
+        here = options.max_concurrency
+        if options.run_concurrency is not None and shared is not None:
+            self._run_slots = RunSlots(shared, tool.name, options.run_concurrency)
+        elif options.run_concurrency is not None:
+            here = min(here, options.run_concurrency)
+        self._slots = asyncio.Semaphore(here)
+        self._rate = RunRate(shared, tool.name, options.rate_limit, clock) if options.rate_limit else None
+        self._breaker = Breaker(options.breaker_threshold, options.breaker_cooldown)
         self._left_behind: list[Work] = []
+        self._running = 0
+        self._most_running = 0
+
+    def take_most_running(self) -> int:
+        """Calls at once since the last call of this."""
+        most, self._most_running = self._most_running, self._running
+        return most
+
+    def recovered(self) -> None:
+        """A probe has found that what is behind the tool is there again."""
+        self._breaker.succeeded()
 
     async def attempt(self, arguments: dict, context: ToolContext) -> Attempt:
         """Wait for a slot, then run the tool once with validated arguments."""
-        try:
-            async with asyncio.timeout(self._limits.max_queue_s):
-                await self._slots.acquire()
-        except TimeoutError:
-            return self._not_run(
-                Outcome.TIMEOUT,
-                f"{self._tool.name} was busy for {self._limits.max_queue_s:g} s, so the call did not run",
-            )
-        try:
-            refusal = self._refusal()
-            return refusal or await self._run(arguments, context)
-        finally:
-            self._slots.release()
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(self._limits.max_queue_s):
+                    await self._admit(held)
+            except TimeoutError:
+                return self._not_run(
+                    Outcome.INFRASTRUCTURE,  # too little of the tool for this run: not the model's fault
+                    f"{self._tool.name} was busy for {self._limits.max_queue_s:g} s, so the call did not run",
+                )
+            return self._refusal() or await self._run(arguments, context)
+
+    async def _admit(self, held: AsyncExitStack) -> None:
+        """Take a slot of this executor, one of the run, and the run's next free moment."""
+        await held.enter_async_context(self._slots)
+        if self._run_slots is not None:
+            await held.enter_async_context(self._run_slots.hold())
+        if self._rate is not None:
+            wait = self._rate.reserve(self._limits.max_queue_s)
+            if wait is None:
+                raise TimeoutError
+            await asyncio.sleep(wait)
 
     def _refusal(self) -> Attempt | None:
-        self._left_behind = [work for work in self._left_behind if work.running()]
+        if self._left_behind:
+            self._left_behind = [work for work in self._left_behind if work.running()]
         if len(self._left_behind) >= self._limits.max_left_behind:
             return self._not_run(
                 Outcome.INFRASTRUCTURE,
@@ -85,6 +123,8 @@ class Lane:
 
     async def _run(self, arguments: dict, context: ToolContext) -> Attempt:
         started = self._clock()
+        self._running += 1
+        self._most_running = max(self._most_running, self._running)
         try:
             outcome, text = Outcome.OK, to_text(await self._value(arguments, context))
         except SelfCancelled:
@@ -94,6 +134,8 @@ class Lane:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model
             outcome, text = self._failure(error)
+        finally:
+            self._running -= 1
         self._tell_breaker(outcome)
         return Attempt(outcome, text, started, self._clock())
 
@@ -101,14 +143,17 @@ class Lane:
         """What the function, or the method of the trajectory's object, returns within its deadline."""
         tool = self._tool
         if tool.owner is None:
-            return await self._finish(start(tool.bind(arguments, context), tool.is_async))
+            return await self._finish(self._start(tool.bind(arguments, context)))
         instance = await tool.owner.instance(context)
         call = tool.bind(arguments, context, instance.object)
         if tool.is_async:
-            return await self._finish(start(call, is_async=True))
+            return await self._finish(self._start(call))
         async with instance.alone():
-            instance.last = start(call, is_async=False)
+            instance.last = self._start(call)
             return await self._finish(instance.last)
+
+    def _start(self, call: Callable[[], Any]) -> Work:
+        return start(call, self._tool.is_async, f"tool {self._tool.name}")
 
     async def _finish(self, work: Work) -> Any:
         try:

@@ -13,17 +13,28 @@ from typing import Any
 
 from toolcall.errors import BadTool
 
+CACHES = ("memory", "disk")
+SIDES = ("head", "tail", "both")
+
 
 @dataclass(frozen=True)
 class ToolOptions:
     """Of one tool. Each name is a keyword of `@tool` and a key of `[task.tool_options.<tool>]`."""
 
     timeout: float = 30.0  # seconds of one attempt, waiting for a slot not counted
-    max_concurrency: int = 32  # running at once in one executor
+    max_concurrency: int = 32  # running at once in one executor, over all its trajectories
+    run_concurrency: int | None = None  # running at once in all actors of a run on one host
+    rate_limit: float | None = None  # calls begun per second in all actors of a run on one host
     idempotent: bool = False  # running twice is the same as once: a precondition of retries
     retries: int = 0  # after a timeout or an infrastructure failure
-    cache: bool = False  # equal arguments share one run, across trajectories
-    max_output_chars: int | None = None  # None: the executor's
+    backoff: float = 0.2  # seconds before the first retry; doubles, with jitter, up to the next
+    cache: bool | str = False  # equal arguments share one run: True or "memory", or "disk"
+    cache_ttl: float | None = None  # seconds that a kept result is served; None: for ever
+    version: str = ""  # part of the cache's key, beside the function's source
+    max_output_tokens: int | None = None  # of a result; None: the executor's
+    keep: str = "head"  # the side of a longer result that is kept: head, tail or both
+    breaker_threshold: int = 8  # timeouts and infrastructure failures in a row before it is refused
+    breaker_cooldown: float = 30.0  # seconds until it is tried again
 
     @classmethod
     def of(cls, tool: str, given: Mapping[str, Any], base: ToolOptions | None = None) -> ToolOptions:
@@ -58,18 +69,25 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 def _problems(options: ToolOptions) -> Iterable[str]:
     for field in fields(ToolOptions):
         yield from _wrong_kind(field.name, str(field.type), getattr(options, field.name))
-    if options.timeout <= 0:
-        yield f"timeout = {options.timeout} must be above 0 seconds"
-    if options.max_concurrency < 1:
-        yield f"max_concurrency = {options.max_concurrency} would let no call run; use 1 or more"
-    if options.retries < 0:
-        yield f"retries = {options.retries} must be 0 or more"
+    for name in ("timeout", "rate_limit", "cache_ttl", "breaker_cooldown"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            yield f"{name} = {value} must be above 0"
+    for name in ("max_concurrency", "run_concurrency", "max_output_tokens", "breaker_threshold"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            yield f"{name} = {value} must be 1 or more"
+    for name in ("retries", "backoff"):
+        if getattr(options, name) < 0:
+            yield f"{name} = {getattr(options, name)} must be 0 or more"
+    if isinstance(options.cache, str) and options.cache not in CACHES:
+        yield f"cache = {options.cache!r} must be true, false or one of {', '.join(CACHES)}"
+    if options.keep not in SIDES:
+        yield f"keep = {options.keep!r} must be one of {', '.join(SIDES)}"
     if options.retries and not options.idempotent:
         yield "retries need idempotent=True, since a failed call may have had its effect"
     if options.cache and not options.idempotent:
-        yield "cache=True needs idempotent=True, since equal calls then run once"
-    if options.max_output_chars is not None and options.max_output_chars < 1:
-        yield f"max_output_chars = {options.max_output_chars} must be 1 or more"
+        yield "a cache needs idempotent=True, since equal calls then run once"
 
 
 def _wrong_kind(name: str, hint: str, value: Any) -> Iterable[str]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from toolcall.errors import ToolError
 
 NOTHING = "(the tool returned nothing)"
+MOST_CHARS_PER_UNIT = 32  # a text with more for each unit of its budget is too long, measured or not
 
 
 def to_text(value: Any) -> str:
@@ -37,31 +38,50 @@ def to_text(value: Any) -> str:
         raise ToolError(f"the tool's {_kind(value)} cannot be shown as JSON ({error})") from error
 
 
-def cut_to_budget(
-    text: str, budget: int, measure: Callable[[str], int] = len, unit: str = "characters"
-) -> str:
-    """The longest beginning of `text` that, with a note of what was left out, measures at most `budget`.
+def cut_to_budget(text: str, budget: int, measure: Callable[[str], int] = len, keep: str = "head") -> str:
+    """`text`, or as much of its head, tail or both ends as measures at most `budget` with a note of what
+    was left out.
 
-    measure: size of a text in `unit`; need not be additive, only roughly growing with length. If the
-    budget is too small even for the note, the note is left away.
+    measure: size of a text; need not be additive, only roughly growing with length, at most one for each
+    byte. The result may be a hundredth shorter than it could be. If the budget is too small even for the
+    note, the note is left away.
     """
-    total = measure(text)
-    if total <= budget:
+    if len(text.encode()) <= budget:
+        return text
+    if len(text) <= MOST_CHARS_PER_UNIT * budget and measure(text) <= budget:
         return text
 
-    def shortened(kept: int) -> str:
-        note = f"\n[cut: {total - min(measure(text[:kept]), total)} of {total} {unit} left out]"
-        return text[:kept] + note
+    def noted(kept: int) -> str:
+        return shorten(text, kept, keep)
 
-    build = shortened if measure(shortened(0)) <= budget else lambda kept: text[:kept]
-    low, high = 0, len(text)  # build(low) fits as far as we know, build(high) does not
-    while high - low > 1:
+    def bare(kept: int) -> str:
+        return _ends(text, kept, keep, "")
+
+    build = noted if measure(noted(0)) <= budget else bare
+    low, high = 0, min(len(text), max(budget, 1))  # build(low) fits as far as we know
+    while high < len(text) and measure(build(high)) <= budget:
+        low, high = high, min(2 * high, len(text))
+    while high - low > 1 + low // 100:
         middle = (low + high) // 2
         if measure(build(middle)) <= budget:
             low = middle
         else:
             high = middle
     return build(low)
+
+
+def shorten(text: str, kept: int, keep: str = "head") -> str:
+    """`kept` characters of `text` and a note of how many were left out; all of it if none were."""
+    left_out = len(text) - kept
+    if left_out <= 0:
+        return text
+    return _ends(text, kept, keep, f"[cut: {left_out} of {len(text)} characters left out]")
+
+
+def _ends(text: str, kept: int, keep: str, note: str) -> str:
+    tail = {"head": 0, "tail": kept, "both": kept // 2}[keep]
+    parts = (text[: kept - tail], note, text[len(text) - tail :])
+    return "\n".join(part for part in parts if part) if note else "".join(parts)
 
 
 def _refuse(value: Any) -> Any:

@@ -7,7 +7,9 @@ Invariant: a `Tool` that was built can be shown to a model and called; anything 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,12 +46,14 @@ class Tool:
     owner: ToolClass | None = None  # `fn` is a method of this class
     shutdown: Callable[[], Awaitable[None]] | None = None
     # ends what all trajectories share (a server, a pool); `Executor.close` runs equal ones once
+    probe: Callable[[], Awaitable[None]] | None = None
+    # while the tool is down: asks what is behind it, and raises if that is still gone
 
     def __post_init__(self) -> None:
         _refuse_name(self.name)
         if self.options.cache and (self.owner or self.signature.context_parameter):
             raise BadTool(
-                f"tool {self.name!r}: cache=True shares results between trajectories, so it cannot take a "
+                f"tool {self.name!r}: a cache shares results between trajectories, so it cannot take a "
                 "ToolContext nor belong to a class"
             )
 
@@ -86,6 +90,22 @@ class Tool:
         fn = self.fn if self.owner is None else functools.partial(self.fn, instance)
         return self.signature.bind(fn, arguments, context)
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Changes with whatever may change a result: source, schema, `version` and how it is cut."""
+        try:
+            source = inspect.getsource(self.fn)
+        except (OSError, TypeError):  # a builtin, or typed into a console
+            source = ""
+        parts = (
+            self.name,
+            source,
+            self.options.version,
+            json.dumps(self.signature.parameters, sort_keys=True),
+            f"{self.options.max_output_tokens} {self.options.keep}",
+        )
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
     def with_options(self, given: Mapping[str, Any]) -> Tool:
         """The same tool under other options. Raises BadTool for an unknown one."""
         return replace(self, options=ToolOptions.of(self.name, given, self.options))
@@ -112,10 +132,18 @@ def tool(
     setup_timeout: float = SETUP_TIMEOUT_S,
     timeout: float = ...,
     max_concurrency: int = ...,
+    run_concurrency: int | None = ...,
+    rate_limit: float | None = ...,
     idempotent: bool = ...,
     retries: int = ...,
-    cache: bool = ...,
-    max_output_chars: int | None = ...,
+    backoff: float = ...,
+    cache: bool | str = ...,
+    cache_ttl: float | None = ...,
+    version: str = ...,
+    max_output_tokens: int | None = ...,
+    keep: str = ...,
+    breaker_threshold: int = ...,
+    breaker_cooldown: float = ...,
 ) -> Decorator: ...
 def tool(fn: Any = None, /, **settings: Any) -> Any:
     """Make a tool of an async or sync function: `@tool` or `@tool(timeout=10, idempotent=True, …)`.
@@ -138,15 +166,17 @@ def schema_tool(
     call: Callable[[dict[str, Any], ToolContext], Awaitable[Any]],
     *,
     shutdown: Callable[[], Awaitable[None]] | None = None,
+    probe: Callable[[], Awaitable[None]] | None = None,
     **options: Any,
 ) -> Tool:
     """A tool whose arguments are described by a JSON schema, which the model is shown as it is.
 
-    call: async, gets the validated arguments and the trajectory's context. Raises BadTool if the schema is
+    call: async, gets the validated arguments and the trajectory's context. shutdown, probe: see `Tool`.
+    Raises BadTool if the schema is
     no valid one for an object.
     """
     arguments = SchemaArguments(name, description, parameters)
-    return Tool(name, call, arguments, ToolOptions.of(name, options), shutdown=shutdown)
+    return Tool(name, call, arguments, ToolOptions.of(name, options), shutdown=shutdown, probe=probe)
 
 
 def load_tools(

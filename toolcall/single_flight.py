@@ -2,7 +2,7 @@
 
 Invariant: while a key is being computed nobody starts it again; a waiter that is cancelled (its trajectory
 ended) does not take the run from the others, and a run that nobody waits for is cancelled.
-Called by the executor for tools with `cache=True`.
+Called by the executor for tools with a cache.
 """
 
 from __future__ import annotations
@@ -11,9 +11,18 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class Served(StrEnum):
+    """Where a value came from."""
+
+    MADE = "made"  # by this request
+    SHARED = "shared"  # by another request that was running
+    KEPT = "kept"  # by an earlier one
 
 
 @dataclass
@@ -31,18 +40,23 @@ class SingleFlight(Generic[T]):
         self._kept: OrderedDict[str, T] = OrderedDict()
         self._flights: dict[str, _Flight[T]] = {}
 
-    async def get(self, key: str, make: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, bool]:
-        """The value, and whether another request computed it. `make` must end by its own deadline."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key], True
+    async def get(
+        self, key: str, make: Callable[[], Coroutine[Any, Any, T]], fresh: Callable[[T], bool]
+    ) -> tuple[T, Served]:
+        """The value, and who made it. make: ends by its deadline. fresh: may a kept value be served?"""
+        kept = self._kept.get(key)
+        if kept is not None:
+            if fresh(kept):
+                self._kept.move_to_end(key)
+                return kept, Served.KEPT
+            del self._kept[key]
         shared = key in self._flights
         if not shared:
             self._flights[key] = _Flight(asyncio.create_task(self._fly(key, make)))
         flight = self._flights[key]
         flight.waiters += 1
         try:
-            return await asyncio.shield(flight.task), shared
+            return await asyncio.shield(flight.task), Served.SHARED if shared else Served.MADE
         finally:
             flight.waiters -= 1
             if flight.waiters == 0 and not flight.task.done():

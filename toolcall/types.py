@@ -61,7 +61,7 @@ class ParsedTurn:
 
 @dataclass(frozen=True)
 class CallSpan:
-    """When a call ran and how it ended. Times are `time.time()` seconds."""
+    """When a call ran, how it ended, and what a cache had to do with it. Times are `time.time()` seconds."""
 
     call_id: str
     name: str
@@ -69,7 +69,13 @@ class CallSpan:
     queued: float
     started: float
     ended: float
-    cached: bool = False
+    cache: str = ""  # "" without a cache; "made", "shared" with a running call, "kept" in memory, "disk"
+    cache_age_s: float = 0.0  # since the result that was served was made
+
+    @property
+    def cached(self) -> bool:
+        """Another call's run answered this one."""
+        return self.cache in ("shared", "kept", "disk")
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class ToolResult:
     outcome: Outcome
     text: str
     span: CallSpan
+    keep: str = "head"  # the side to keep if the text must be cut further: head, tail or both
 
 
 @dataclass
@@ -96,6 +103,7 @@ class ToolContext:
     resources: AsyncExitStack = field(default_factory=AsyncExitStack)
     # this trajectory's clean-ups: a tool registers them, `Executor.finish` runs them once
     instances: dict[Any, Any] = field(default_factory=dict)  # objects of class tools, by their class
+    spans: list[CallSpan] = field(default_factory=list)  # of every call so far, also of cancelled ones
     idempotency_key: str = ""  # unique per call, the same on a retry of it
 
 

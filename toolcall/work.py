@@ -36,9 +36,10 @@ class Work:
     running: Callable[[], bool]
 
 
-def start(fn: Callable[[], Any], is_async: bool) -> Work:
-    """Begin to run `fn`: as a task, or in a thread if it is not async."""
-    return _start_task(fn) if is_async else _start_thread(fn)
+def start(fn: Callable[[], Any], is_async: bool, name: str = "tool") -> Work:
+    """Begin to run `fn`: as a task, or in a thread if it is not async. `name`: of the task or thread, for
+    whoever asks what the process is busy with."""
+    return _start_task(fn, name) if is_async else _start_thread(fn, name)
 
 
 async def finish(work: Work, timeout_s: float) -> Any:
@@ -63,18 +64,18 @@ async def _cancel(work: Work) -> None:
         work.future.exception()  # too late to matter; reading it keeps asyncio from warning
 
 
-def _start_task(fn: Callable[[], Awaitable[Any]]) -> Work:
+def _start_task(fn: Callable[[], Awaitable[Any]], name: str) -> Work:
     async def contained() -> Any:
         try:
             return await fn()
         except SystemExit as error:  # asyncio would end the whole process with it
             raise RuntimeError(f"tried to exit the process ({error})") from error
 
-    task = asyncio.ensure_future(contained())
+    task = asyncio.create_task(contained(), name=name)
     return Work(task, lambda: not task.done())
 
 
-def _start_thread(fn: Callable[[], Any]) -> Work:
+def _start_thread(fn: Callable[[], Any], name: str) -> Work:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -98,6 +99,6 @@ def _start_thread(fn: Callable[[], Any]) -> Work:
             loop.call_soon_threadsafe(deliver, value, error)
 
     context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(target,), daemon=True, name="slipstream-tool")
+    thread = threading.Thread(target=context.run, args=(target,), daemon=True, name=name)
     thread.start()
     return Work(future, thread.is_alive)

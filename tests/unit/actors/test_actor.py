@@ -14,6 +14,7 @@ from metrics import names
 from tasks import Reward, reward
 from tests.fakes import FakeBuffer, FakeWeights
 from tests.unit.actors.support import correct, make_lease, make_rollouts, make_task
+from tests.unit.actors.test_tool_pause import FakeTools
 
 CONFIG = {"buffer": {"heartbeat_s": 0.01, "lease_timeout_s": 1}, "actors": {"max_groups_in_flight": 2}}
 
@@ -228,3 +229,23 @@ def test_r3_unscored_trajectories_are_counted_and_the_reason_is_logged_but_not_a
     assert sum(beat.metrics.get("task/sums/scored", 0) for beat in buffer.beats) == 0
     said = [record for record in caplog.records if "judge is down" in record.getMessage()]
     assert len(said) == 4  # at 1, 2, 4 and 8
+
+
+def test_no_group_is_leased_while_a_tool_is_down_and_the_run_ends_balanced():
+    buffer = FakeBuffer(leases(3))
+    actor, _ = make_actor(buffer)
+    tools = FakeTools()
+    tools.gone = {"search": "search is unavailable (refused)"}
+    actor._tools._tools = tools
+
+    async def drive():
+        running = asyncio.create_task(actor.run())
+        await buffer.until(lambda: any(beat.state.startswith("paused: search") for beat in buffer.beats))
+        assert len(buffer.leases) == 3 and buffer.put == []
+        tools.gone = {}
+        async with asyncio.timeout(10):
+            await running
+
+    asyncio.run(drive())
+    assert len(buffer.put) == 6 and buffer.leases == [] and buffer.returned == []
+    assert any(beat.metrics[names.ACTOR_TOOL_PAUSED_S] > 0 for beat in buffer.beats)

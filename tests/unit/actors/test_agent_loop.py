@@ -118,7 +118,7 @@ def test_c11_calls_for_ever_stop_at_the_turn_cap_and_the_last_is_not_executed():
 
 
 def long_tool(text: str):
-    @tool(max_output_chars=100_000)
+    @tool(max_output_tokens=100_000)
     def calculator(expression: str) -> str:
         """Evaluate.
 
@@ -271,3 +271,53 @@ def test_rewards_see_what_the_tools_hold_before_it_is_cleaned_up():
     rollouts, *_ = make_rollouts([CALL, ANSWER], task=make_task(tools=[calculator], rewards=[left]))
     finished = roll(rollouts)
     assert finished.trajectory.reward == 1.0 and finished.episode.context.state == {}
+
+
+def test_what_the_tools_may_say_in_all_turns_together_has_a_limit():
+    task = make_task(tools=[long_tool("0123456789 " * 500)])
+    limits = {
+        "max_observation_tokens": 100,
+        "max_total_observation_tokens": 150,
+        "max_trajectory_tokens": 4000,
+    }
+    rollouts, *_ = make_rollouts([CALL, CALL, CALL, ANSWER], task=task, **limits)
+    t = roll(rollouts).trajectory
+    sizes = [turn.observation_end - turn.end for turn in t.turns]
+    assert 90 <= sizes[0] <= 100 and sum(sizes) <= 150
+    assert t.stop_reason == StopReason.CONTEXT_LENGTH and len(t.turns) < 4
+
+
+def test_an_observation_is_cut_on_the_tools_side():
+    for keep, ends in (("head", "first"), ("tail", "last")):
+        tool_ = long_tool("first " + "0123456789 " * 500 + " last").with_options({"keep": keep})
+        rollouts, _engine, tokenizer = make_rollouts([CALL, ANSWER], task=make_task(tools=[tool_]))
+        t = roll(rollouts).trajectory
+        observation = tokenizer.decode(t.token_ids[t.turns[0].end : t.turns[0].observation_end])
+        assert ends in observation and {"first": "last", "last": "first"}[ends] not in observation
+
+
+def test_a_call_that_the_deadline_cuts_off_leaves_its_span_on_the_trajectory():
+    @tool
+    async def calculator(expression: str) -> str:
+        """Evaluate."""
+        await asyncio.Event().wait()
+        return ""
+
+    rollouts, *_ = make_rollouts([CALL], task=make_task(tools=[calculator]), trajectory_timeout_s=0.05)
+    t = roll(rollouts).trajectory
+    assert t.stop_reason == StopReason.DEADLINE
+    assert [(call["name"], call["outcome"]) for call in t.turns[0].calls] == [("calculator", "cancelled")]
+
+
+def test_a_call_that_an_open_breaker_refused_leaves_the_trajectory_unscored():
+    @tool(idempotent=True, breaker_threshold=1)
+    async def calculator(expression: str) -> str:
+        """Evaluate."""
+        raise TimeoutError("slow")
+
+    rollouts, *_ = make_rollouts([CALL, CALL, ANSWER], task=make_task(tools=[calculator]))
+    t = roll(rollouts).trajectory
+    assert [call["outcome"] for turn in t.turns for call in turn.calls] == ["timeout", "breaker_open"]
+    assert (
+        t.reward is None and t.error == "tool calculator: calculator is unavailable: its last 1 calls failed"
+    )

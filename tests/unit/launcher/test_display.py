@@ -2,11 +2,12 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from buffer.messages import StatusReply
+from buffer.messages import RoleStatus, StatusReply
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from launcher.display import Display
@@ -93,3 +94,20 @@ def test_a_stopped_run_says_how_to_go_on(run, folder):
     out = console()
     assert say_stopped(run, "stopped after step 3 of 60", out) == EXIT_STOPPED
     assert f"go on with: python launch.py --resume {folder.root}" in out.file.getvalue()
+
+
+def test_a_role_that_holds_still_says_why_in_one_line_and_when_it_goes_on(folder):
+    out = console()
+    shown = display(folder, out)
+    why = "paused: search is unavailable (refused)"
+    with shown.shown():
+        for state in ("running", why, why, "running", "running"):
+            role = RoleStatus("actor", "actor-0", state, 0, 0, 0.1)
+            shown.status(replace(status(1), roles=(role,), reports=()))
+    lines = [line[9:] for line in out.file.getvalue().splitlines()]
+    assert lines == [f"actor-0 {why}", "actor-0 goes on"]
+    events = [json.loads(line) for line in folder.events.read_text().splitlines()]
+    assert [(event["event"], event["role"]) for event in events] == [
+        ("pause", "actor-0"),
+        ("resume", "actor-0"),
+    ]

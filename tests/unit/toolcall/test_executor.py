@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from metrics.names import TOOL_CALLS, TOOL_FAILURES, TOOL_SECONDS
 from tests.unit.toolcall.support import executor_for, loop_time, run_one, run_virtual, turn
 from toolcall import BadTool, Executor, Outcome, Tool, ToolContext, ToolError, ToolUnavailable, tool
 from toolcall.lane import Limits
@@ -122,7 +121,7 @@ def test_c8_return_values_are_converted_or_refused(value, outcome, text):
 
 
 def test_c8_long_output_is_cut_to_the_tools_budget_or_the_executors():
-    @tool(max_output_chars=100)
+    @tool(max_output_tokens=25)
     async def much(error: bool = False) -> str:
         """Give."""
         if error:
@@ -132,7 +131,7 @@ def test_c8_long_output_is_cut_to_the_tools_budget_or_the_executors():
     assert len(run_virtual(run_one(executor_for(much), much)).text) <= 100
     assert len(run_virtual(run_one(executor_for(much), much, error=True)).text) <= 100
     wide = tool(much.fn)
-    assert 900 < len(run_virtual(run_one(executor_for(wide, max_output_chars=1000), wide)).text) <= 1000
+    assert 900 < len(run_virtual(run_one(executor_for(wide, max_output_tokens=250), wide)).text) <= 1000
 
 
 @pytest.mark.parametrize(
@@ -200,7 +199,7 @@ def test_a_tool_that_ignores_its_cancellation_is_left_behind():
                 continue
 
     async def scenario():
-        executor = executor_for(stubborn, limits=Limits(max_left_behind=2, breaker_threshold=99))
+        executor = executor_for(stubborn, limits=Limits(max_left_behind=2))
         outcomes = []
         for _ in range(3):
             outcomes.append((await run_one(executor, stubborn)).outcome)
@@ -248,7 +247,7 @@ def test_waiting_for_a_slot_has_an_end():
         return await executor.run(turn(("slow", {}), ("slow", {})), ToolContext())
 
     first, second = run_virtual(scenario())
-    assert first.outcome is Outcome.OK and second.outcome is Outcome.TIMEOUT
+    assert first.outcome is Outcome.OK and second.outcome is Outcome.INFRASTRUCTURE
     assert "busy for 60 s, so the call did not run" in second.text
 
 
@@ -301,10 +300,10 @@ def test_each_call_has_its_own_idempotency_key():
 
 
 def test_the_breaker_opens_after_failures_in_a_row_and_tries_again_later():
-    work, calls = counting(idempotent=True)
+    work, calls = counting(idempotent=True, breaker_threshold=3, breaker_cooldown=30)
 
     async def scenario():
-        executor = executor_for(work, limits=Limits(breaker_threshold=3, breaker_cooldown_s=30))
+        executor = executor_for(work)
         outcomes = [(await run_one(executor, work, error="down")).outcome for _ in range(5)]
         assert outcomes == [Outcome.INFRASTRUCTURE] * 3 + [Outcome.BREAKER_OPEN] * 2 and len(calls) == 3
         await asyncio.sleep(30)
@@ -321,10 +320,10 @@ def test_the_breaker_opens_after_failures_in_a_row_and_tries_again_later():
 
 
 def test_a_cancelled_trial_leaves_the_breaker_half_open():
-    work, _calls = counting(idempotent=True)
+    work, _calls = counting(idempotent=True, breaker_threshold=1, breaker_cooldown=30)
 
     async def scenario():
-        executor = executor_for(work, limits=Limits(breaker_threshold=1, breaker_cooldown_s=30))
+        executor = executor_for(work)
         await run_one(executor, work, error="down")
         await asyncio.sleep(30)
         trial = asyncio.create_task(run_one(executor, work, error="hang"))
@@ -338,7 +337,7 @@ def test_a_cancelled_trial_leaves_the_breaker_half_open():
 
 def test_errors_that_the_tool_reports_do_not_open_the_breaker():
     async def scenario():
-        executor = executor_for(fail, limits=Limits(breaker_threshold=2))
+        executor = executor_for(fail.with_options({"breaker_threshold": 2}))
         return [(await run_one(executor, fail, why="x")).outcome for _ in range(5)]
 
     assert run_virtual(scenario()) == [Outcome.TOOL_ERROR] * 5
@@ -374,7 +373,7 @@ def test_equal_calls_share_one_run_and_later_ones_its_result():
     results, elapsed = run_virtual(scenario())
     assert runs == ["cats"] and elapsed == pytest.approx(5)
     assert [r.text for r in results] == ["cats 1"] * 3
-    assert [r.span.cached for r in results] == [False, True, True]
+    assert [r.span.cache for r in results] == ["made", "shared", "kept"]
     assert results[2].span.ended == results[2].span.started
 
 
@@ -497,8 +496,16 @@ def test_counters_per_tool_and_per_report_window():
         return executor
 
     executor = run_virtual(scenario())
-    assert executor.take_metrics() == pytest.approx({TOOL_CALLS: 4, TOOL_FAILURES: 2, TOOL_SECONDS: 6})
-    assert executor.take_metrics() == {TOOL_CALLS: 0, TOOL_FAILURES: 0, TOOL_SECONDS: 0}
+    taken = executor.take_metrics()
+    assert {name: taken[f"tool/wait/{name}"] for name in ("calls", "failures", "running_max")} == {
+        "calls": 3,
+        "failures": 1,
+        "running_max": 1,
+    }
+    latencies = [taken[f"tool/wait/latency_{share}_s"] for share in ("p50", "p95", "p99")]
+    assert latencies == pytest.approx([2, 4, 4])
+    assert taken["tool/fail/failures"] == 1 and taken["tool/fail/infrastructure"] == 0
+    assert executor.take_metrics() == {}
     stats = executor.stats()["wait"]
     assert (stats.calls, stats.failures, stats.seconds, stats.slowest_s) == (
         3,
@@ -534,7 +541,7 @@ def test_sync_tools_run_side_by_side_and_off_the_event_loop():
 
     executor = executor_for(meet, clock=time.time)
     results = asyncio.run(executor.run(turn(("meet", {}), ("meet", {})), ToolContext()))
-    assert [r.text for r in results] == ["slipstream-tool"] * 2
+    assert [r.text for r in results] == ["tool meet"] * 2
 
 
 def test_hung_sync_tools_cannot_stop_others_nor_themselves_for_ever():
@@ -552,13 +559,13 @@ def test_hung_sync_tools_cannot_stop_others_nor_themselves_for_ever():
         return "here"
 
     async def scenario():
-        limits = Limits(max_left_behind=3, breaker_threshold=99)
+        limits = Limits(max_left_behind=3)
         executor = executor_for(hang, quick, clock=time.time, limits=limits)
         outcomes = [(await run_one(executor, hang)).outcome for _ in range(4)]
         assert (await run_one(executor, quick)).text == "here"
         release.set()
         for thread in threading.enumerate():
-            if thread.name == "slipstream-tool":
+            if thread.name == "tool hang":
                 thread.join(timeout=5)
         return outcomes, (await run_one(executor, hang)).text
 

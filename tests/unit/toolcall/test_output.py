@@ -69,19 +69,38 @@ def test_c8_five_megabytes_are_cut_with_a_note_of_how_much():
     assert cut.endswith(f"\n[cut: {5_000_000 - kept} of 5000000 characters left out]")
 
 
-def words(text):
-    return len(text.split())
+def quarters(text: str) -> int:
+    """Four characters a unit, as tokens about are."""
+    return -(-len(text) // 4)
 
 
-@given(st.text("ab \n", max_size=200), st.integers(0, 60))
-def test_a_cut_text_fits_and_loses_no_more_than_it_must(text, budget):
-    for measure in (len, words):
-        cut = cut_to_budget(text, budget, measure)
+@given(st.text("ab \n", max_size=200), st.integers(0, 60), st.sampled_from(["head", "tail", "both"]))
+def test_a_cut_text_fits_and_loses_no_more_than_it_must(text, budget, keep):
+    for measure in (len, quarters):
+        cut = cut_to_budget(text, budget, measure, keep)
         assert measure(cut) <= budget
         if measure(text) <= budget:
             assert cut == text
 
 
-def test_the_note_counts_in_the_unit_of_the_measure():
-    cut = cut_to_budget("a b c d e f g h i j k l", 10, words, "words")
-    assert cut == "a b c \n[cut: 9 of 12 words left out]"
+@pytest.mark.parametrize(
+    ("keep", "cut"),
+    [
+        ("head", "0123\n[cut: 56 of 60 characters left out]"),
+        ("tail", "[cut: 56 of 60 characters left out]\n6789"),
+        ("both", "01\n[cut: 56 of 60 characters left out]\n89"),
+    ],
+)
+def test_the_side_that_is_kept(keep, cut):
+    assert cut_to_budget("0123456789" * 6, len(cut), keep=keep) == cut
+
+
+def test_a_huge_text_is_not_measured_whole():
+    measured = []
+
+    def count(text: str) -> int:
+        measured.append(len(text))
+        return quarters(text)
+
+    cut = cut_to_budget("x" * 5_000_000, 1000, count, "both")
+    assert 3900 < len(cut) <= 4000 and max(measured) < 10_000

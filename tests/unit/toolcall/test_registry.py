@@ -238,7 +238,7 @@ def test_what_cannot_be_a_tool_is_refused_in_one_sentence(fn, message):
         ({"retries": -1}, "retries"),
         ({"retries": 2}, "idempotent"),
         ({"cache": True}, "idempotent"),
-        ({"max_output_chars": 0}, "max_output_chars"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"name": "two words"}, "letters"),
     ],
 )
