@@ -39,8 +39,8 @@ class TaskConfig(Section):
     """With `data` naming a folder or `hf:name`: the split to read."""
     long_prompts: Literal["drop", "refuse"] = "drop"
     """Prompts that leave no room to answer in `max_trajectory_tokens`: leave them out and count, or stop."""
-    tools: list[str] = []
-    """With `data`: tools as `module:object`."""
+    tools: list[str | dict[str, Any]] = []
+    """With `data`: tools as `module:object` or `{ use = "module:function", options = { … } }`."""
     tool_options: dict[str, dict[str, Any]] = {}
     """Options of single tools instead of their decorators', e.g. `[task.tool_options.search] timeout = 5`."""
     rewards: list[str | dict[str, Any]] = []

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
 from toolcall.errors import BadTool
+from toolcall.factories import make_tools
 from toolcall.importing import import_object
 from toolcall.instances import LIFECYCLE, ToolClass
 from toolcall.options import ToolOptions, nearest
@@ -185,13 +186,16 @@ def load_tools(
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Tool]:
     """Tools from `module:object` references, importable from `folder` too, or from what these lead to:
-    a tool, a decorated class, or a list of such. `options`: what a run changes, by tool name.
+    a tool, a decorated class, a list of such, or (`{use = "module:function", options = {…}}`) a function
+    that makes one. `options`: what a run changes, by tool name.
 
     Raises BadTool if one leads to something else, two have the same name, or an option fits none.
     """
     tools: dict[str, Tool] = {}
     for reference in references:
         found = import_object(reference, folder) if isinstance(reference, str) else reference
+        if isinstance(found, Mapping):
+            found = make_tools(found, folder)
         for each in _tools_of(found, reference):
             if each.name in tools:
                 raise BadTool(f"two tools are called {each.name!r}; rename one with @tool(name=…)")
@@ -213,7 +217,10 @@ def _tools_of(found: Any, reference: Any) -> Iterable[Tool]:
             yield from _tools_of(each, reference)
     else:
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
-        raise BadTool(f"{reference!r} is {kind}, not a tool; decorate it with @tool")
+        mend = "decorate it with @tool"
+        if inspect.isfunction(found):
+            mend += f", or write {{ use = {reference!r}, options = {{…}} }} if it makes a tool"
+        raise BadTool(f"{reference!r} is {kind}, not a tool; {mend}")
 
 
 def _decorate(decorated: Any, settings: dict[str, Any]) -> Any:
