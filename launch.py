@@ -144,8 +144,20 @@ def calibrate(
 
 @app.command()
 def status(run: Annotated[Path, typer.Option(help="The run folder, e.g. runs/x.")]) -> None:
-    """What a running run is doing: roles, weight versions, leases, ledger."""
+    """What a running run is doing: roles, weight versions, leases, ledger, rates, who waits for whom."""
     _run(lambda: commands.status(run))
+
+
+@app.command()
+def scale(
+    run: Annotated[Path, typer.Option(help="The run folder, e.g. runs/x.")],
+    actors: Annotated[int, typer.Option(min=1, help="How many actors the run shall have.")],
+) -> None:
+    """More or fewer actors while a run goes on; those that go finish their leases first.
+
+    `python launch.py scale --run runs/x --actors 8`
+    """
+    _run(lambda: commands.scale(run, actors))
 
 
 @app.command()

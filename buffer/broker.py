@@ -38,6 +38,7 @@ from buffer.messages import (
     Refused,
     Resume,
     ReturnLeases,
+    Scale,
     Status,
     StatusReply,
     Trajectory,
@@ -102,6 +103,7 @@ class Broker:
             Resume: self._resume,
             AnnouncePublisher: self._announce,
             Drain: self._drain,
+            Scale: self._scale,
             Status: self._status,
         }
 
@@ -218,6 +220,7 @@ class Broker:
             epoch=epoch,
             prompt_index=prompt_index,
             size=self._config.actors.group_size,
+            spare=self._config.actors.spare_members,
             seed=groups.seed_of(self._config.seed, group_id),
         )
         self._running[group_id] = group
@@ -232,7 +235,7 @@ class Broker:
             group_id=group.group_id,
             prompt_index=group.prompt_index,
             epoch=group.epoch,
-            group_size=group.size,
+            group_size=group.started,
             missing=held.members,
             seed=group.seed,
             version=self._batches.version,
@@ -265,10 +268,10 @@ class Broker:
         group = self._running.get(trajectory.group_id)
         if group is None:
             return self._put_late(trajectory)
-        if trajectory.prompt_index != group.prompt_index or not 0 <= trajectory.index < group.size:
+        if trajectory.prompt_index != group.prompt_index or not 0 <= trajectory.index < group.started:
             raise RequestError(
                 f"trajectory {trajectory.trajectory_id} with prompt {trajectory.prompt_index} does not fit "
-                f"its group of {group.size} with prompt {group.prompt_index}; put what the lease asked for"
+                f"its group of {group.started} with prompt {group.prompt_index}; put what the lease asked for"
             )
         if trajectory.index in group.rewards:
             return self._put_late(trajectory)
@@ -278,7 +281,7 @@ class Broker:
         self._store.put(trajectory, versions, payload)
         group.add(trajectory.index, trajectory.reward, *versions)
         self._leases.renew(trajectory.actor, (trajectory.lease_id,), now)
-        if not group.missing:
+        if group.is_complete:
             self._close(group, self._verdict(group))
         return PutAck(stored=True, duplicate=False)
 
@@ -375,17 +378,26 @@ class Broker:
         self._roles.drain(request.actors)
         return Ok()
 
+    def _scale(self, request: Scale, now: float) -> Ok:
+        if request.actors < 1:
+            raise RequestError(f"a run needs at least 1 actor, not {request.actors}")
+        self._roles.want(request.actors)
+        return Ok()
+
     def _status(self, request: Status, now: float) -> StatusReply:
         counts = self.ledger_counts()
+        balanced = ledger.is_balanced(counts) and not self._imbalance
         return StatusReply(
             run_id=self._run_id,
             version=self._batches.version,
             step=self._batches.committed_step,
             roles=self._roles.statuses(now, self._leases.count_by_actor()),
             ledger=counts,
-            balanced=ledger.is_balanced(counts) and not self._imbalance,
+            balanced=balanced,
             reports=self._roles.reports_after(request.since),
             finished=self.finished,
+            actors_wanted=self._roles.actors_wanted,
+            imbalance=tuple(self._imbalance),
         )
 
 

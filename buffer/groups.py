@@ -19,13 +19,14 @@ COMPLETE = "complete"  # the verdict on a group that may be trained
 
 @dataclass
 class Group:
-    """A group that is running: some members are still missing."""
+    """A group that is running: some members are still wanted."""
 
     number: int  # in order of leasing
     group_id: str
     epoch: int
     prompt_index: int
-    size: int
+    size: int  # scored members wanted
+    spare: int  # started beyond that, so that slow and failed ones need not be waited for
     seed: int
     rewards: dict[int, float | None] = field(default_factory=dict)  # of the members put, None: failed
     version_min: int | None = None  # of the oldest sampled token, None: nothing sampled yet
@@ -34,8 +35,18 @@ class Group:
     expiries: int = 0  # of them, ended by silence
 
     @property
+    def started(self) -> int:
+        """Members that are rolled out; their indices are below it."""
+        return self.size + self.spare
+
+    @property
     def missing(self) -> tuple[int, ...]:
-        return tuple(index for index in range(self.size) if index not in self.rewards)
+        return tuple(index for index in range(self.started) if index not in self.rewards)
+
+    @property
+    def is_complete(self) -> bool:
+        """Enough members are scored, or none is left to wait for."""
+        return sum(reward is not None for reward in self.rewards.values()) >= self.size or not self.missing
 
     def add(self, index: int, reward: float | None, version_min: int | None, version_max: int | None) -> None:
         """Note one member. The versions are those of its sampled tokens, None if it has none."""

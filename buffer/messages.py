@@ -233,6 +233,13 @@ class Drain:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """From `launch.py scale`: the run shall have so many actors. The launcher reads it in `StatusReply`."""
+
+    actors: int
+
+
+@dataclass(frozen=True)
 class Status:
     """From the launcher and `launch.py status`. `since`: the last report number already seen."""
 
@@ -260,6 +267,8 @@ class StatusReply:
     reports: tuple[tuple[int, str, str, float, dict[str, float]], ...]
     # (number, role, name, unix time, metrics) of every Heartbeat with metrics after `since`
     finished: bool = False
+    imbalance: tuple[str, ...] = ()  # what the last audit found, with the ids
+    actors_wanted: int = 0  # by the last `Scale`; 0: none came yet
 
 
 @dataclass(frozen=True)

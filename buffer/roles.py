@@ -1,6 +1,7 @@
-"""Who is alive, who shall drain, and what everyone reports.
+"""Who is alive, how many actors are wanted, who shall drain, and what everyone reports.
 
-Kept in memory alone, except the drain list: after a restart of the buffer the next heartbeats fill it again.
+Kept in memory alone, except what is wanted and the drain list: after a restart of the buffer the next
+heartbeats fill it again.
 Invariant: memory is bounded; report numbers grow, also across restarts. Called by `buffer.broker`.
 """
 
@@ -38,6 +39,7 @@ class Roles:
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         # Starting at the time in ms keeps the numbers growing over restarts, and so `since` valid.
         self._last_report = int(wall * 1000)
+        self.actors_wanted = int(store.meta("actors_wanted") or 0)
         self._draining: set[str] = set(json.loads(store.meta("draining") or "[]"))
 
     # --- life ---------------------------------------------------------------------------------------
@@ -78,7 +80,12 @@ class Roles:
             for one in sorted(self._roles.values(), key=lambda one: (one.role, one.name))
         )
 
-    # --- drain --------------------------------------------------------------------------------------
+    # --- scale and drain ----------------------------------------------------------------------------
+
+    def want(self, actors: int) -> None:
+        """The run shall have so many actors; the launcher sees to it."""
+        self.actors_wanted = actors
+        self._store.set_meta("actors_wanted", str(actors))
 
     def drain(self, actors: Iterable[str]) -> None:
         self._set_draining(self._draining | set(actors))

@@ -3,7 +3,7 @@
 Where a group stands is derived, never stored: see the view `ledger`.
 """
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -12,7 +12,8 @@ CREATE TABLE IF NOT EXISTS groups (
   group_id TEXT NOT NULL UNIQUE,     -- epoch-prompt_index
   epoch INTEGER NOT NULL,
   prompt_index INTEGER NOT NULL,
-  size INTEGER NOT NULL,             -- members wanted
+  size INTEGER NOT NULL,             -- scored members wanted
+  spare INTEGER NOT NULL,            -- started beyond that; the first `size` to be scored are kept
   seed INTEGER NOT NULL,
   leased_version INTEGER NOT NULL,
   leased_at REAL NOT NULL,           -- unix seconds, as every *_at

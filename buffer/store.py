@@ -128,14 +128,15 @@ class Store:
 
     def add_group(self, group: Group, version: int) -> None:
         self._sql(
-            "INSERT INTO groups (number, group_id, epoch, prompt_index, size, seed, leased_version,"
-            " leased_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO groups (number, group_id, epoch, prompt_index, size, spare, seed, leased_version,"
+            " leased_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 group.number,
                 group.group_id,
                 group.epoch,
                 group.prompt_index,
                 group.size,
+                group.spare,
                 group.seed,
                 version,
                 time.time(),
@@ -303,12 +304,12 @@ class Store:
     def running_groups(self) -> list[Group]:
         """Groups without an outcome, with the members they have."""
         rows = self._sql(
-            "SELECT number, group_id, epoch, prompt_index, size, seed, expiries,"
+            "SELECT number, group_id, epoch, prompt_index, size, spare, seed, expiries,"
             " (SELECT count(*) FROM leases l WHERE l.group_id = g.group_id)"
             " FROM groups g WHERE outcome IS NULL ORDER BY number"
         )
         groups = {
-            row[1]: Group(*row[:6], expiries=row[6], leases=row[7])  # the columns are in Group's order
+            row[1]: Group(*row[:7], expiries=row[7], leases=row[8])  # the columns are in Group's order
             for row in rows
         }
         members = self._sql(

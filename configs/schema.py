@@ -74,6 +74,8 @@ class ActorsConfig(Section):
     """Rollout processes, one engine each."""
     group_size: Positive = 8
     """Trajectories per prompt."""
+    spare_members: Annotated[int, Field(ge=0)] = 0
+    """Trajectories started beyond `group_size`; the first scored ones are kept (favours short ones)."""
     max_groups_in_flight: Positive = 16
     """Groups that one actor rolls out at once."""
     temperature: Annotated[float, Field(gt=0)] = 1.0

@@ -7,9 +7,10 @@ the deadline. Used by `launcher.train` and `launch.py status`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from buffer.client import BufferClient
-from buffer.messages import Drain, Status, StatusReply
+from buffer.messages import Drain, Heartbeat, Scale, Status, StatusReply
 from configs.run_folder import CurveKeys
 
 _STATUS_TIMEOUT_S = 2.0
@@ -35,6 +36,17 @@ class BufferLink:
             self._client.call(Drain(tuple(actors)), _DRAIN_TIMEOUT_S)
         except TimeoutError:
             return  # the stop's own deadline ends the actors
+
+    def scale(self, actors: int) -> bool:
+        try:
+            self._client.call(Scale(actors), _STATUS_TIMEOUT_S)
+        except TimeoutError:
+            return False
+        return True
+
+    def release(self, actor: str) -> None:
+        with suppress(TimeoutError):  # they expire in time
+            self._client.call(Heartbeat("actor", actor, state="finished"), _STATUS_TIMEOUT_S)
 
     def close(self) -> None:
         self._client.close()

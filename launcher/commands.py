@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,16 +19,11 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from buffer.messages import StatusReply
 from configs.keys import Key, all_keys
 from configs.load import LoadedConfig, dump_toml, load_config
 from configs.run_folder import RunFolder
 from launcher.interrupts import EXIT_STOPPED, Interrupts
 from launcher.preflight import PreflightError
-from launcher.supervisor import in_words
-
-STATUS_TIMEOUT_S = 10.0
-AFTER_ALL_REPORTS = 2**61  # a report number that no buffer reaches
 
 
 def train(config: Path | None, resume: Path | None, overrides: Sequence[str]) -> int:
@@ -214,23 +208,17 @@ def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Se
 
 def status(run: Path) -> int:
     """What the buffer of a run says of it now."""
-    from launcher.buffer_link import BufferLink
-    from launcher.prepare import existing_folder
+    from launcher.live import status as show_status
 
-    folder = existing_folder(run)
-    endpoint = folder.endpoint.read_text(encoding="utf-8").strip()
-    deadline = time.monotonic() + STATUS_TIMEOUT_S
-    reply = None
-    with closing(BufferLink(endpoint, folder.read_keys(), "status")) as buffer:
-        while reply is None and time.monotonic() < deadline:
-            reply = buffer.status(AFTER_ALL_REPORTS)
-    if reply is None:
-        raise PreflightError(
-            f"nothing answers at {endpoint}, so {run} is not running; go on with it by "
-            f"`python launch.py --resume {run}`"
-        )
-    _print_status(Console(file=sys.stdout), reply)
+    show_status(run, Console(file=sys.stdout))
     return 0
+
+
+def scale(run: Path, actors: int) -> int:
+    """Another number of actors in a run that goes on."""
+    from launcher.live import scale as ask_for
+
+    return 0 if ask_for(run, actors, Console(file=sys.stdout)) else 1
 
 
 def show(run: Path, trajectory_id: str | None) -> int:
@@ -267,15 +255,3 @@ def _heading(console: Console, text: str) -> None:
 
 def _default(key: Key) -> str:
     return "–" if key.default is None else json.dumps(key.default, ensure_ascii=False).replace("[", "\\[")
-
-
-def _print_status(console: Console, reply: StatusReply) -> None:
-    state = "finished" if reply.finished else "running"
-    console.print(f"step {reply.step}, weights v{reply.version}, {state}", highlight=False)
-    table = Table("role", "state", "weights", "leases", "last heard")
-    for role in reply.roles:
-        heard = f"{role.seconds_since_heard:.1f} s ago"
-        table.add_row(role.name, role.state, f"v{role.version}", str(role.leases), heard)
-    console.print(table)
-    balance = "balances" if reply.balanced else "DOES NOT BALANCE"
-    console.print(f"ledger {balance}: {in_words(reply.ledger)}", highlight=False)

@@ -25,9 +25,11 @@ _SHOWN = (
     "restart",
     "pause",
     "resume",
+    "scale",
     "finish",
     "stop",
 )  # kinds of events that get a line; a failure is said at the end
+_STEPS_BETWEEN_ADVICE = 10  # where there is no picture
 
 
 class Display:
@@ -83,6 +85,8 @@ class Display:
                 self._console.print(
                     plain_line(self._view, row), highlight=False, markup=False, soft_wrap=True
                 )
+                if row.step % _STEPS_BETWEEN_ADVICE == 0 and self._view.balance:
+                    self._console.print(self._view.balance.words, highlight=False, soft_wrap=True)
         self._draw()
 
     def _say_pauses(self, before: Mapping[str, str]) -> None:

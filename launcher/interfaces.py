@@ -43,6 +43,10 @@ class Roles(Protocol):
 
     def kill(self, handle: Any) -> None: ...
 
+    def room(self, specs: Sequence[RoleSpec]) -> int:
+        """How many of these actors, in order, there are resources for now."""
+        ...
+
     def rendezvous(self) -> str:
         """A fresh `host:port` for the learners' process group."""
         ...
@@ -57,6 +61,14 @@ class Buffer(Protocol):
 
     def drain(self, actors: Sequence[str]) -> None:
         """Ask these actors to hand back their leases and stop. Best effort."""
+        ...
+
+    def scale(self, actors: int) -> bool:
+        """Note how many actors the run shall have. False: no answer now."""
+        ...
+
+    def release(self, actor: str) -> None:
+        """Hand back the leases of an actor that is gone on purpose. Best effort."""
         ...
 
 
@@ -79,6 +91,6 @@ class Outcome:
 class Event:
     """One line for the terminal and for events.jsonl."""
 
-    kind: str  # "start", "ready", "restart", "pause", "resume", "finish", "stop", "fail"
+    kind: str  # "start", "ready", "restart", "pause", "resume", "scale", "finish", "stop", "fail"
     role: str
     text: str

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,7 @@ ROLE_MAINS = {"buffer": "buffer.server:main", "actor": "actors.actor:main", "lea
 _OBJECT_STORE_BYTES = 100 * 2**20  # nothing large goes through Ray
 _SHORT_PATH = 40  # characters of a temp dir under which Ray's socket paths stay below the limit of 107
 _PLACEMENT_TIMEOUT_S = 60.0
+_SPARE_PLACES = 64  # of a local cluster, for actors that `scale` adds
 _KILLED = "its process died without an exception: killed, or out of memory"
 
 
@@ -140,6 +141,13 @@ class RayRoles:
     def kill(self, handle: Handle) -> None:
         ray.kill(handle.actor, no_restart=True)
 
+    def room(self, specs: Sequence[RoleSpec]) -> int:
+        """Places reserved at the start, and what the cluster has left beside them."""
+        reserved = sum(spec.rank < self._actors for spec in specs)
+        free, gpus = ray.available_resources(), self._gpus_of("actor")
+        more = int(min(free.get("CPU", 0.0), free.get("GPU", 0.0) / gpus if gpus else float("inf")))
+        return min(len(specs), reserved + more)
+
     def rendezvous(self) -> str:
         """`host:port` on the node of learner 0, for a new process group of the learners."""
         if self._is_local:
@@ -167,6 +175,8 @@ class RayRoles:
     def _where(self, spec: RoleSpec) -> Any:
         if spec.role == "buffer":  # beside the run folder and the endpoint that the launcher chose
             return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        if spec.role == "actor" and spec.rank >= self._actors:
+            return "DEFAULT"  # added by `scale`, after the places were reserved
         bundle = spec.rank if spec.role == "actor" else self._actors + spec.rank
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
 
@@ -182,7 +192,7 @@ def cluster(config: RunConfig, run_dir: Path, gpus: int) -> Iterator[None]:
         else:
             folder, link = _temp_dir(run_dir)
             ray.init(
-                num_cpus=config.actors.count + config.learner.count,  # a number of places, not of cores
+                num_cpus=config.actors.count + config.learner.count + _SPARE_PLACES,  # not cores
                 num_gpus=gpus,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,

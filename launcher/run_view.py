@@ -13,10 +13,12 @@ from statistics import median
 
 from buffer.messages import StatusReply
 from configs.schema import RunConfig
+from launcher.balance import Balance
 from metrics import names
 
 RECENT_S = 60.0
 _STEPS_FOR_RATE = 10  # steps whose median duration gives the time left
+_STEPS_FOR_BALANCE = 3  # besides the first, which waits for the engines to start
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class RunView:
     steps: int
     actors: int
     groups_per_batch: int
+    max_staleness: int = 1
+    learners: int = 1
     step: int = 0
     version: int = 0
     started: float | None = None  # unix time of the first report
@@ -50,13 +54,22 @@ class RunView:
 
     @classmethod
     def of(cls, config: RunConfig, name: str) -> RunView:
-        return cls(name, config.learner.steps, config.actors.count, config.buffer.groups_per_batch)
+        return cls(
+            name,
+            config.learner.steps,
+            config.actors.count,
+            config.buffer.groups_per_batch,
+            config.buffer.max_staleness,
+            config.learner.count,
+        )
 
     def take(self, status: StatusReply, now: float) -> list[StepRow]:
         """Fold a status in at unix time `now`; the steps that it completed, in order."""
         self.now, self.step, self.version = now, status.step, status.version
         self.ledger = dict(status.ledger)
         self.states = {role.name: role.state for role in status.roles}
+        working = sum(role.role == "actor" and role.state == "running" for role in status.roles)
+        self.actors = working or self.actors
         new = []
         for _, role, name, time, metrics in status.reports:
             self.started = time if self.started is None else self.started
@@ -128,6 +141,18 @@ class RunView:
         if self.last is None:
             return None
         return _ratio(self.last.metrics.get(names.WAIT_S, 0), self.last.seconds)
+
+    @property
+    def balance(self) -> Balance | None:
+        """Who waits for whom, by the latest steps and reports; None before there are enough."""
+        latest = [self.rows[step] for step in sorted(self.rows)[1:][-_STEPS_FOR_RATE:]]
+        idle = self.actor_share(names.ACTOR_IDLE_S)
+        waited = _ratio(_total((row.metrics for row in latest), names.WAIT_S), sum(r.seconds for r in latest))
+        if len(latest) < _STEPS_FOR_BALANCE or idle is None or waited is None:
+            return None
+        return Balance(
+            self.actors, self.learners, max(0.0, 1 - idle), max(0.0, 1 - waited), self.max_staleness == 0
+        )
 
     @property
     def in_flight(self) -> int:

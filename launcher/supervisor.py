@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
-from typing import Any
+from dataclasses import replace
 
 from buffer.messages import RoleStatus, StatusReply
 from configs.roles import RoleSpec
 from configs.schema import RunConfig
 from launcher.interfaces import Buffer, Died, Done, End, Event, Outcome, Roles
+from launcher.units import State, Unit, more_actors, units_of
 
 STOP_GRACE_S = 10.0  # for actors to hand back their leases when the run is stopped
 FINISH_GRACE_S = 30.0  # the same after the last step
@@ -26,26 +25,6 @@ STATUS_EVERY_S = 1.0
 MAX_BUFFER_RESTARTS = 10
 STEADY_S = 60.0  # a unit that lived this long is restarted without delay
 LONGEST_DELAY_S = 30.0
-
-
-class _State(Enum):
-    WAITING = auto()  # for its first or next start
-    UP = auto()
-    DONE = auto()
-
-
-@dataclass
-class _Unit:
-    kind: str  # "buffer", "actor", "learner"
-    name: str
-    specs: list[RoleSpec]
-    handles: dict[str, Any] = field(default_factory=dict)  # by role name
-    state: _State = _State.WAITING
-    due: float = 0.0  # of the next start
-    started: float = 0.0
-    ready: bool = False  # heard from since it started
-    streak: int = 0  # deaths in a row, each soon after its start
-    failed_start: tuple[str, Died] | None = None  # role and cause, if the last start never got ready
 
 
 class Supervisor:
@@ -67,7 +46,7 @@ class Supervisor:
         self._clock = clock
         self._on_event = on_event
         self._on_status = on_status
-        self._units = _units(specs)
+        self._units = units_of(specs)
         self._restarts: Counter[str] = Counter()  # by kind of unit
         self._limits = {
             "buffer": (MAX_BUFFER_RESTARTS, "of the buffer"),
@@ -80,11 +59,20 @@ class Supervisor:
         self._since = 0
         self._stop_by: float | None = None
         self._finish_by: float | None = None
+        self._wanted: int | None = None  # actors; None until the buffer knows the config's number
         self.outcome: Outcome | None = None
 
     def tick(self) -> bool:
         """Look at everything once and act on it. False when the run has ended."""
-        for step in (self._reap, self._start_due, self._ask_status, self._check_startup, self._end_if_over):
+        steps = (
+            self._reap,
+            self._start_due,
+            self._ask_status,
+            self._check_startup,
+            self._check_leaving,
+            self._end_if_over,
+        )
+        for step in steps:
             if self.outcome is None:
                 step()
         return self.outcome is None
@@ -105,7 +93,7 @@ class Supervisor:
     # --- deaths and restarts ----------------------------------------------------------------------
 
     def _reap(self) -> None:
-        for unit in self._units:
+        for unit in list(self._units):
             polls = {name: self._roles.poll(handle) for name, handle in unit.handles.items()}
             deaths = {name: poll for name, poll in polls.items() if isinstance(poll, Died)}
             if deaths:
@@ -113,19 +101,25 @@ class Supervisor:
                 first = min(deaths, key=lambda name: deaths[name].time or 0.0)
                 self._lost(unit, first, deaths[first])
             elif polls and all(isinstance(poll, Done) for poll in polls.values()):
-                unit.state = _State.DONE
+                unit.state = State.DONE
+                if unit.leave_by is not None:
+                    self._kill(unit)  # its main has returned, its process has not
+                    self._remove(unit, f"{unit.name} has left")
             if self.outcome is not None:
                 return
 
-    def _lost(self, unit: _Unit, role: str, died: Died) -> None:
+    def _lost(self, unit: Unit, role: str, died: Died) -> None:
         """A member of the unit is dead: restart the unit or end the run."""
         self._kill(unit)
+        if unit.leave_by is not None:
+            self._remove(unit, f"{role} died while it was leaving ({died.cause})")
+            return
         if self._stop_by is not None or (self._finish_by is not None and unit.kind == "actor"):
-            unit.state = _State.DONE
+            unit.state = State.DONE
             self._event("finish", role, f"{role} died while the run ended ({died.cause})")
             return
         if not unit.ready and unit.failed_start is not None:
-            self._fail(*unit.failed_start)
+            self._cannot_start(unit, *unit.failed_start)
             return
         unit.failed_start = None if unit.ready else (role, died)
         limit, key = self._limits[unit.kind]
@@ -138,32 +132,32 @@ class Supervisor:
         when = f"in {delay:g} s" if delay else "now"
         self._event("restart", role, f"{role} died ({died.cause}); {unit.name} starts again {when}, {count}")
 
-    def _plan_restart(self, unit: _Unit) -> float:
+    def _plan_restart(self, unit: Unit) -> float:
         """Set when the unit starts again; the delay in seconds doubles with each early death."""
         now = self._clock()
         unit.streak = 0 if now - unit.started >= STEADY_S else unit.streak + 1
         delay = min(LONGEST_DELAY_S, 2.0**unit.streak) if unit.streak > 1 else 0.0
-        unit.state, unit.due = _State.WAITING, now + delay
+        unit.state, unit.due = State.WAITING, now + delay
         return delay
 
     def _start_due(self) -> None:
         if self._stop_by is not None:
             return
         for unit in self._units:
-            if unit.state is _State.WAITING and self._clock() >= unit.due:
+            if unit.state is State.WAITING and self._clock() >= unit.due:
                 self._start(unit)
 
-    def _start(self, unit: _Unit) -> None:
+    def _start(self, unit: Unit) -> None:
         if unit.kind == "learner":
             master = self._roles.rendezvous()
             unit.specs = [replace(spec, master=master) for spec in unit.specs]
         if unit.kind == "buffer":
             self._answered = self._clock()
         unit.handles = {spec.name: self._roles.start(spec) for spec in unit.specs}
-        unit.state, unit.started, unit.ready = _State.UP, self._clock(), False
+        unit.state, unit.started, unit.ready = State.UP, self._clock(), False
         self._event("start", unit.name, f"{', '.join(unit.handles)} started")
 
-    def _kill(self, unit: _Unit) -> None:
+    def _kill(self, unit: Unit) -> None:
         for handle in unit.handles.values():
             self._roles.kill(handle)
         unit.handles = {}
@@ -182,13 +176,17 @@ class Supervisor:
         self._since = max([self._since, *(number for number, *_ in status.reports)])
         heard = {role.name: role for role in status.roles}
         for unit in self._units:
-            if unit.state is _State.UP and not unit.ready:
+            if unit.state is State.UP and not unit.ready:
                 self._note_if_ready(unit, heard)
-            elif unit.state is _State.UP and unit.kind == "actor" and unit.name in heard:
+            elif unit.state is State.UP and unit.kind == "actor" and unit.name in heard:
                 self._check_silence(unit, heard[unit.name].seconds_since_heard)
         self._on_status(status)
+        if not status.balanced:
+            self._fail("buffer", Died(_imbalance_of(status)))
+            return
+        self._follow_scale(status)
 
-    def _note_if_ready(self, unit: _Unit, heard: dict[str, RoleStatus]) -> None:
+    def _note_if_ready(self, unit: Unit, heard: dict[str, RoleStatus]) -> None:
         """A unit is ready once every member has been heard from since the unit was started."""
         ready = unit.kind == "buffer" or all(
             spec.name in heard
@@ -201,7 +199,7 @@ class Supervisor:
             seconds = self._clock() - unit.started
             self._event("ready", unit.name, f"{unit.name} is ready after {seconds:.0f} s")
 
-    def _check_silence(self, actor: _Unit, seconds: float) -> None:
+    def _check_silence(self, actor: Unit, seconds: float) -> None:
         # The buffer gives the leases of an actor silent for this long to others: it counts as dead.
         limit = self._config.buffer.lease_timeout_s
         if seconds > limit:
@@ -209,30 +207,101 @@ class Supervisor:
 
     def _check_buffer_silence(self) -> None:
         buffer, limit = self._of_kind("buffer")[0], self._config.buffer.lease_timeout_s
-        if buffer.ready and buffer.state is _State.UP and self._clock() > self._answered + limit:
+        if buffer.ready and buffer.state is State.UP and self._clock() > self._answered + limit:
             self._lost(buffer, buffer.name, Died(f"no answer for {limit:g} s"))
 
     def _check_startup(self) -> None:
         limit = self._config.launch.startup_timeout_s
-        for unit in self._units:
-            if unit.state is _State.UP and not unit.ready and self._clock() > unit.started + limit:
-                self._fail(
-                    unit.specs[0].name, Died(f"not ready within launch.startup_timeout_s = {limit:g} s")
-                )
+        for unit in list(self._units):
+            if unit.state is State.UP and not unit.ready and self._clock() > unit.started + limit:
+                cause = Died(f"not ready within launch.startup_timeout_s = {limit:g} s")
+                self._cannot_start(unit, unit.specs[0].name, cause)
                 return
+
+    # --- more or fewer actors ---------------------------------------------------------------------
+
+    def _follow_scale(self, status: StatusReply) -> None:
+        """Do what `launch.py scale` asked the buffer for."""
+        if self._wanted is None:
+            # A run starts with its config's actors, whatever was asked of the launcher before this one.
+            count = self._config.actors.count
+            self._wanted = count if self._buffer.scale(count) else None
+        elif status.actors_wanted not in (0, self._wanted) and not self._is_ending():
+            self._wanted = status.actors_wanted
+            staying = [unit for unit in self._of_kind("actor") if unit.leave_by is None]
+            if len(staying) < self._wanted:
+                self._add_actors(self._wanted - len(staying))
+            elif len(staying) > self._wanted:
+                self._drain(sorted(staying, key=lambda unit: unit.specs[0].rank)[self._wanted :])
+        states = {role.name: role.state for role in status.roles}
+        leaving = [unit.name for unit in self._of_kind("actor") if unit.leave_by is not None]
+        deaf = [name for name in leaving if states.get(name) == "running"]
+        if deaf:
+            self._buffer.drain(deaf)  # the buffer may have been away when it was first asked
+
+    def _add_actors(self, count: int) -> None:
+        specs = more_actors(self._of_kind("actor"), count)
+        room = self._roles.room(specs)
+        self._units += [Unit(spec.role, spec.name, [spec], added=True) for spec in specs[:room]]
+        names = ", ".join(spec.name for spec in specs[:room])
+        self._event("scale", "run", f"scaling up: {names}" if names else "scaling up: no room")
+        if room < count:
+            self._settle_for_fewer(f"there is room for {room} of {count} more actors")
+
+    def _drain(self, units: list[Unit]) -> None:
+        """Let these actors finish what they have leased, and leave."""
+        grace_s = self._config.task.trajectory_timeout_s + STOP_GRACE_S
+        for unit in units:
+            unit.leave_by = self._clock() + grace_s
+        names = [unit.name for unit in units]
+        self._event("scale", "run", f"scaling down: {', '.join(names)} finish their leases and leave")
+        self._buffer.drain(names)
+
+    def _check_leaving(self) -> None:
+        for unit in self._of_kind("actor"):
+            if unit.leave_by is None:
+                continue
+            if unit.state is State.WAITING:
+                self._remove(unit, f"{unit.name} has left")
+            elif self._clock() >= unit.leave_by:
+                self._kill(unit)
+                self._buffer.release(unit.name)
+                self._remove(unit, f"{unit.name} did not leave in time: killed, its leases go to others")
+
+    def _remove(self, unit: Unit, text: str) -> None:
+        self._units.remove(unit)
+        self._event("scale", unit.name, text)
+
+    def _cannot_start(self, unit: Unit, role: str, died: Died) -> None:
+        """An actor that was added later is given up; without any other role there is no run."""
+        if not unit.added:
+            self._fail(role, died)
+            return
+        self._kill(unit)
+        self._remove(unit, f"{unit.name} cannot start ({died.cause}); the run goes on without it")
+        self._settle_for_fewer(f"{unit.name} cannot start")
+
+    def _settle_for_fewer(self, why: str) -> None:
+        """Say that the number asked for cannot be had, so that nobody waits for it."""
+        self._wanted = sum(unit.leave_by is None for unit in self._of_kind("actor"))
+        self._event("scale", "run", f"{why}: the run goes on with {self._wanted} actors")
+        self._buffer.scale(self._wanted)
+
+    def _is_ending(self) -> bool:
+        return self._stop_by is not None or self._finish_by is not None
 
     # --- the end ----------------------------------------------------------------------------------
 
     def _end_if_over(self) -> None:
         if self._stop_by is not None:
             self._end_stopped(self._stop_by)
-        elif self._of_kind("learner")[0].state is _State.DONE:
+        elif self._of_kind("learner")[0].state is State.DONE:
             self._end_finished()
         else:
             self._refuse_early_leavers()
 
     def _end_stopped(self, stop_by: float) -> None:
-        if self._clock() >= stop_by or all(unit.state is not _State.UP for unit in self._of_kind("actor")):
+        if self._clock() >= stop_by or all(unit.state is not State.UP for unit in self._of_kind("actor")):
             self.close()
             step = self._status.step if self._status else 0
             self.outcome = Outcome(End.STOPPED, f"stopped after step {step} of {self._config.learner.steps}")
@@ -243,12 +312,12 @@ class Supervisor:
         if self._finish_by is None:
             self._finish_by = now + FINISH_GRACE_S
             self._event("finish", "learner", "the learner has trained its last step")
-        late = [unit for unit in self._of_kind("actor") if unit.state is not _State.DONE]
+        late = [unit for unit in self._of_kind("actor") if unit.state is not State.DONE]
         if late and now < self._finish_by:
             return
         for unit in late:
             self._kill(unit)
-            unit.state = _State.DONE
+            unit.state = State.DONE
             self._event("finish", unit.name, f"{unit.name} did not end within {FINISH_GRACE_S:g} s: killed")
         last = self._buffer.status(self._since)
         if last is None and now < self._finish_by + FINISH_GRACE_S:
@@ -261,12 +330,12 @@ class Supervisor:
     def _refuse_early_leavers(self) -> None:
         """Roles other than the learner return only when the run is finished, which the buffer knows first."""
         for unit in self._units:
-            if unit.state is _State.DONE:
+            if unit.state is State.DONE:
                 status = self._buffer.status(self._since)
                 if status is not None and not status.finished:
                     self._lost(unit, unit.name, Died("it ended before the run did"))
 
-    def _of_kind(self, kind: str) -> list[_Unit]:
+    def _of_kind(self, kind: str) -> list[Unit]:
         return [unit for unit in self._units if unit.kind == kind]
 
     def _fail(self, role: str, died: Died) -> None:
@@ -278,18 +347,14 @@ class Supervisor:
         self._on_event(Event(kind, role, text))
 
 
-def _units(specs: Iterable[RoleSpec]) -> list[_Unit]:
-    """One unit for the buffer and for each actor, one for all learners, in order of start."""
-    specs = list(specs)
-    alone = [_Unit(spec.role, spec.name, [spec]) for spec in specs if spec.role != "learner"]
-    learners = _Unit("learner", "learner", [spec for spec in specs if spec.role == "learner"])
-    return sorted([*alone, learners], key=lambda unit: unit.kind != "buffer")
-
-
 def in_words(ledger: Mapping[str, int]) -> str:
     """`leased 40 = trained 32 + dropped_stale 8`; what is zero is left out."""
     parts = [f"{name} {count}" for name, count in ledger.items() if name != "leased" and count]
     return f"leased {ledger.get('leased', 0)} = {' + '.join(parts) or 0}"
+
+
+def _imbalance_of(status: StatusReply) -> str:
+    return f"the ledger does not balance: {'; '.join((in_words(status.ledger), *status.imbalance))}"
 
 
 def _verdict(status: StatusReply | None, steps: int) -> Outcome:
@@ -297,7 +362,7 @@ def _verdict(status: StatusReply | None, steps: int) -> Outcome:
         return Outcome(End.FAILED, "the buffer does not answer, so the ledger is unknown", "buffer")
     ledger = in_words(status.ledger)
     if not status.balanced:
-        return Outcome(End.FAILED, f"the ledger does not balance: {ledger}", "buffer")
+        return Outcome(End.FAILED, _imbalance_of(status), "buffer")
     if not status.finished:
         text = f"the learner ended at step {status.step} of {steps}, before the run did"
         return Outcome(End.FAILED, text, "learner-0")

@@ -128,6 +128,7 @@ class FakeRoles:
         self.killed: list[str] = []  # names, in order
         self.ends: dict[int, Poll] = {}  # by handle
         self._rendezvous = 0
+        self.places = 100  # for more actors
 
     def start(self, spec: RoleSpec) -> int:
         self.started.append(spec)
@@ -138,6 +139,9 @@ class FakeRoles:
 
     def kill(self, handle: int) -> None:
         self.killed.append(self.started[handle].name)
+
+    def room(self, specs: Sequence[RoleSpec]) -> int:
+        return min(len(specs), self.places)
 
     def rendezvous(self) -> str:
         self._rendezvous += 1
@@ -162,6 +166,9 @@ class FakeStatusBuffer:
         self.silent = False
         self.reports: tuple[tuple[int, str, str, float, dict[str, float]], ...] = ()
         self.drained: list[str] = []
+        self.released: list[str] = []
+        self.actors_wanted = 0
+        self.imbalance: tuple[str, ...] = ()
         self.asked_since: list[int] = []
 
     def status(self, since: int) -> StatusReply | None:
@@ -174,10 +181,28 @@ class FakeStatusBuffer:
         )
         reports = tuple(report for report in self.reports if report[0] > since)
         ledger = {"leased": 4, "trained": 3, "running": 1}
-        return StatusReply("run", 0, self.step, roles, ledger, self.balanced, reports, self.finished)
+        return StatusReply(
+            "run",
+            0,
+            self.step,
+            roles,
+            ledger,
+            self.balanced,
+            reports,
+            self.finished,
+            self.imbalance,
+            self.actors_wanted,
+        )
 
     def drain(self, actors: Sequence[str]) -> None:
         self.drained += actors
+
+    def scale(self, actors: int) -> bool:
+        self.actors_wanted = actors
+        return not self.silent
+
+    def release(self, actor: str) -> None:
+        self.released.append(actor)
 
 
 class FakeClock:

@@ -38,11 +38,12 @@ def config(
     batch: int = 2,
     staleness: int = 1,
     every: int = 1,
+    spare: int = 0,
     **buffer: Any,
 ) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "actors": {"group_size": group_size},
+            "actors": {"group_size": group_size, "spare_members": spare},
             "buffer": {"groups_per_batch": batch, "max_staleness": staleness, **buffer},
             "learner": {"steps": steps},
             "weightsync": {"every": every},

@@ -280,7 +280,7 @@ def test_leases_of_before_a_crash_are_honoured(open_buffer):
     ],
 )
 def test_verdicts(rewards, size, expected):
-    group = Group(1, "0-1", 0, 1, size, 0)
+    group = Group(1, "0-1", 0, 1, size, 0, 0)
     for index, reward in enumerate(rewards):
         group.add(index, reward, 0, 0)
     assert verdict(group, min_survivors=2, drop_zero_variance=True) == expected
@@ -307,6 +307,43 @@ def test_min_group_survivors_is_the_configs(open_buffer):
     for index in lease.missing:
         buffer(PutTrajectory(member(lease, index, reward=float(index) if index < 2 else None)))
     assert buffer.places() == {"leased": 1, "dropped_all_failed": 1}
+
+
+# --- spare members ----------------------------------------------------------------------------------
+
+
+def test_the_first_scored_members_make_the_group_and_later_ones_are_late(open_buffer):
+    buffer = open_buffer(group_size=2, spare=2)
+    (lease,) = buffer.lease(most=1)
+    assert lease.group_size == 4 and lease.missing == (0, 1, 2, 3)
+    buffer.put(lease, 3)
+    buffer(PutTrajectory(member(lease, 0, reward=None)))  # a failed one is not kept, and does not count
+    assert buffer.places()["running"] == 1
+    buffer.put(lease, 1)
+    assert buffer.places() == {"leased": 1, "ready": 1}
+    late = buffer.put(lease, 2)
+    assert not late.stored and not late.duplicate
+    assert buffer.beat("actor-0", lease).lost == (lease.lease_id,)  # the actor cancels what still runs
+
+
+def test_m6_a_hung_member_is_not_waited_for_when_a_spare_one_is_scored(open_buffer):
+    buffer = open_buffer(group_size=2, spare=1, batch=1)
+    (lease,) = buffer.lease(most=1)
+    buffer.put(lease, 0)
+    buffer.crash()  # what was started is remembered
+    buffer.put(lease, 2)
+    (group,) = members(buffer.batch(1))
+    assert [one.index for one in group] == [0, 2]
+
+
+def test_when_all_spare_members_are_used_up_the_survivors_count(open_buffer):
+    buffer = open_buffer(group_size=3, spare=1)
+    (lease,) = buffer.lease(most=1)
+    for index in (0, 1):
+        buffer(PutTrajectory(member(lease, index, reward=None)))
+    for index in (2, 3):
+        buffer.put(lease, index)
+    assert buffer.places() == {"leased": 1, "ready": 1}
 
 
 # --- refusals ---------------------------------------------------------------------------------------

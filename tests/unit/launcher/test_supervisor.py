@@ -303,13 +303,23 @@ def test_an_actor_that_dies_after_the_last_step_is_not_replaced():
 
 def test_a_ledger_that_does_not_balance_fails_the_run_and_is_shown():
     run = Run().until_ready()
-    run.buffer.balanced = False
     finish(run)
+    run.go()
+    run.buffer.balanced = False
     run.roles.end("actor-0", Done())
     run.roles.end("actor-1", Done())
+    run.clock.now -= 1.0  # no status in between: the last one is asked for at the end
     run.go()
     assert run.outcome.end is End.FAILED
     assert run.outcome.message == "the ledger does not balance: leased 4 = trained 3 + running 1"
+
+
+def test_an_imbalance_found_at_a_checkpoint_ends_the_run_at_once_with_the_ids():
+    run = Run().until_ready()
+    run.buffer.balanced, run.buffer.imbalance = False, ("ready in the index or the store alone: 0-7",)
+    assert run.go() is False
+    assert run.outcome.end is End.FAILED and run.outcome.role == "buffer"
+    assert "does not balance" in run.outcome.message and "0-7" in run.outcome.message
 
 
 def test_m7_a_learner_that_returns_before_the_last_step_is_a_failure():

@@ -1,0 +1,294 @@
+"""Kill -9 any process of a run at random moments, and hold the run to its promises.
+
+    python benchmarks/chaos.py [--kills 100] [--learner vector|real] [--seed 0]
+
+Real processes, sockets, keys, store, supervisor and guards (`benchmarks/chaos_roles.py`); the actors' engine
+is a random generator, because its start-up is all that a real one would add. Whenever the launcher is killed,
+or gives up, it is started again on the same folder, as `launch.py --resume` would. At the end the same
+batches are trained once more, undisturbed, from a copy of the store: the weights must be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from configs.roles import RoleSpec
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from launcher.preflight import free_port
+
+ROOT = Path(__file__).parents[1]
+MAINS = {
+    "buffer": "buffer.server:main",
+    "actor": "benchmarks.chaos_roles:act",
+    "learner": "benchmarks.chaos_roles:learn",
+}
+ACTORS = 2
+CALL_S = 60.0
+
+
+@dataclass
+class Result:
+    kills: Counter[str] = field(default_factory=Counter)  # by role
+    resumes: int = 0  # starts of the launcher after the first
+    seconds: float = 0.0
+    steps: int = 0
+    ledger: str = ""
+    balanced: bool = False
+    duplicates: int = 0  # trajectories in two batches
+    lost: int = 0  # acked, and not in the store
+    weights_equal: bool = False
+
+    @property
+    def kept_every_promise(self) -> bool:
+        return self.balanced and not self.duplicates and not self.lost and self.weights_equal
+
+
+class Run:
+    """A run whose launcher is a process of ours."""
+
+    def __init__(self, folder: Path, steps: int, mains: dict[str, str], model: Path) -> None:
+        self.folder, self.steps, self.mains = RunFolder(folder), steps, mains
+        for name in ("logs", "pids"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self.folder.create_keys()
+        self.specs = specs(folder, steps, model)
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    def start(self) -> None:
+        endpoint = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"  # a resumed run has a new one too
+        chosen = [replace(spec, buffer_endpoint=endpoint) for spec in self.specs]
+        (self.folder.root / "specs.pickle").write_bytes(pickle.dumps((chosen, self.mains)))
+        log = (self.folder.logs / "launcher.log").open("ab")
+        command = [sys.executable, "-m", "benchmarks.chaos_roles", str(self.folder.root)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._launcher = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        log.close()
+        self.starts += 1
+
+    def has_finished(self) -> bool:
+        """Start the launcher again if it is gone; True when it has trained the last step."""
+        assert self._launcher is not None
+        code = self._launcher.poll()
+        if code is None:
+            return False
+        if code != 0:
+            self.start()
+        return code == 0
+
+    def pids(self) -> dict[str, int]:
+        """Processes that a kill may hit, by role: the launcher and its children, so never a stranger's."""
+        assert self._launcher is not None
+        try:
+            children = {child.pid for child in psutil.Process(self._launcher.pid).children()}
+        except psutil.NoSuchProcess:
+            return {}
+        noted = {path.name: int(path.read_text() or 0) for path in (self.folder.root / "pids").iterdir()}
+        return {"launcher": self._launcher.pid} | {name: p for name, p in noted.items() if p in children}
+
+    def step(self) -> int:
+        """The last one committed."""
+        if not self.folder.store.exists():
+            return 0
+        with closing(sqlite3.connect(f"file:{self.folder.store}?mode=ro", uri=True, timeout=CALL_S)) as store:
+            try:
+                query = "SELECT coalesce(max(step), 0) FROM batches WHERE committed_at NOTNULL"
+                return store.execute(query).fetchone()[0]
+            except sqlite3.OperationalError:  # the buffer died before it had made its tables
+                return 0
+
+    def kill_all(self) -> None:
+        if self._launcher is not None and self._launcher.poll() is None:
+            self._launcher.kill()  # the guards end the rest
+            self._launcher.wait(CALL_S)
+
+
+def specs(folder: Path, steps: int, model: Path) -> list[RoleSpec]:
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(model), "dtype": "float32"},
+            "actors": {"count": ACTORS, "group_size": 4, "max_restarts": 10**6},
+            "buffer": {
+                "groups_per_batch": 4,
+                "max_staleness": 2,
+                "heartbeat_s": 0.2,
+                "lease_timeout_s": 5,
+                "keep": "all",
+            },
+            "learner": {"steps": steps, "checkpoint_every": 3, "max_restarts": 10**6, "lr": 1e-3},
+        }
+    )
+    common = RoleSpec(
+        role="buffer",
+        name="buffer",
+        rank=0,
+        world=1,
+        config=config,
+        run_dir=folder,
+        run_id="chaos",
+        config_dir=folder,
+        model_path=model,
+        num_prompts=100_000,
+        buffer_endpoint="",
+        device="cpu",
+        threads=1,
+    )
+    actors = [replace(common, role="actor", name=f"actor-{rank}", rank=rank) for rank in range(ACTORS)]
+    return [common, *actors, replace(common, role="learner", name="learner-0")]
+
+
+def chaos(run: Run, kills: int, rng: random.Random, deadline_s: float, result: Result) -> None:
+    """Kill until `kills` processes have died, then let the run finish."""
+    until = time.monotonic() + deadline_s
+    run.start()
+    wanted_step, next_kill = 1, 0.0
+    while not run.has_finished():
+        if time.monotonic() > until:
+            raise TimeoutError(f"the run has not ended after {deadline_s:.0f} s; see {run.folder.logs}")
+        if result.kills.total() < kills and time.monotonic() >= next_kill:
+            if run.step() >= wanted_step and kill_one(run, rng, result):
+                # Often at once again, while others start or reconnect; else after some steps of progress.
+                wanted_step = run.step() + rng.choice([0, 0, 1, 2])
+                next_kill = time.monotonic() + rng.uniform(0, 0.5)
+            elif run.step() + 2 < wanted_step:
+                wanted_step = run.step() + 1  # it was resumed from an earlier checkpoint
+        time.sleep(0.02)
+    result.resumes = run.starts - 1
+
+
+def kill_one(run: Run, rng: random.Random, result: Result) -> bool:
+    alive = sorted(run.pids().items())
+    if not alive:
+        return False
+    role, pid = rng.choice(alive)
+    os.kill(pid, signal.SIGKILL)
+    result.kills[role] += 1
+    return True
+
+
+def judge(run: Run, result: Result) -> None:
+    """Read the store as it was left."""
+    with closing(sqlite3.connect(run.folder.store)) as store:
+        trained = store.execute(
+            "SELECT step, trajectory_id FROM groups JOIN batches USING (step)"
+            " JOIN trajectories USING (group_id) WHERE committed_at NOTNULL AND reward NOTNULL"
+        ).fetchall()
+        stored = {one for (one,) in store.execute("SELECT trajectory_id FROM trajectories")}
+        places = dict(store.execute("SELECT place, count(*) FROM ledger GROUP BY place").fetchall())
+        leased = store.execute("SELECT count(*) FROM groups").fetchone()[0]
+    acked = set((run.folder.root / "acked.txt").read_text().split())
+    result.steps = len({step for step, _ in trained})
+    result.duplicates = len(trained) - len({one for _, one in trained})
+    result.lost = len(acked - stored)
+    result.ledger = f"leased {leased} = " + " + ".join(f"{place} {n}" for place, n in sorted(places.items()))
+    settled = all(place == "trained" or place.startswith("dropped_") for place in places)
+    result.balanced = leased == sum(places.values()) and settled and result.steps == run.steps
+
+
+def replay(run: Run, folder: Path, model: Path, deadline_s: float) -> Run:
+    """The same batches, undisturbed: a copy of the store, no checkpoint, no actor that could add anything."""
+    again = Run(folder, run.steps, run.mains, model)
+    with (
+        closing(sqlite3.connect(run.folder.store)) as source,
+        closing(sqlite3.connect(again.folder.store)) as copy,
+    ):
+        source.backup(copy)
+    until = time.monotonic() + deadline_s
+    again.start()
+    while not again.has_finished():
+        if time.monotonic() > until:
+            raise TimeoutError(f"the replay has not ended after {deadline_s:.0f} s; see {again.folder.logs}")
+        time.sleep(0.05)
+    return again
+
+
+def weights_of(run: Run) -> bytes:
+    vector = run.folder.root / "weights.npy"
+    return (vector if vector.exists() else run.folder.export / "model.safetensors").read_bytes()
+
+
+def measure(folder: Path, kills: int, steps: int, seed: int, learner: str, deadline_s: float) -> Result:
+    """The whole experiment in `folder`."""
+    mains, model = dict(MAINS), folder / "model"
+    if learner == "real":
+        from tests.tiny import tiny_model
+
+        mains["learner"] = "learner.learner:main"
+        tiny_model(model)
+    run, result, started = Run(folder / "chaos", steps, mains, model), Result(), time.monotonic()
+    again = None
+    try:
+        chaos(run, kills, random.Random(seed), deadline_s, result)
+        result.seconds = time.monotonic() - started
+        judge(run, result)
+        again = replay(run, folder / "replay", model, deadline_s)
+        result.weights_equal = weights_of(run) == weights_of(again)
+    finally:
+        run.kill_all()
+        if again is not None:
+            again.kill_all()
+    return result
+
+
+def table(result: Result) -> Table:
+    shown = Table(
+        "chaos", "measured", title=f"{result.kills.total()} processes killed in {result.seconds:.0f} s"
+    )
+    killed = ", ".join(f"{role} {count}" for role, count in sorted(result.kills.items()))
+    for what, value in (
+        ("kill -9 by role", killed),
+        ("launcher resumed", str(result.resumes)),
+        ("steps completed", str(result.steps)),
+        ("ledger", result.ledger),
+        ("ledger balanced", "yes" if result.balanced else "NO"),
+        ("trajectories trained twice", str(result.duplicates)),
+        ("acked trajectories lost", str(result.lost)),
+        ("weights as undisturbed", "equal, bit for bit" if result.weights_equal else "DIFFERENT"),
+    ):
+        shown.add_row(what, value)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--steps", type=int, help="default: 4 for each kill")
+    parser.add_argument("--learner", choices=["vector", "real"], default="vector")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--deadline", type=float, default=3600, help="seconds, of the whole")
+    parser.add_argument("--keep", type=Path, help="leave the run folders here")
+    options = parser.parse_args()
+    steps = options.steps or 4 * options.kills
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        result = measure(folder, options.kills, steps, options.seed, options.learner, options.deadline)
+    Console().print(table(result))
+    sys.exit(0 if result.kept_every_promise else 1)
+
+
+if __name__ == "__main__":
+    main()
