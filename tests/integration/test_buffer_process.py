@@ -8,7 +8,6 @@ import os
 import random
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 import zmq
 
+from benchmarks.fuzz import fuzz
 from buffer import server
 from buffer.client import AsyncBufferClient, BufferUnreachable
-from buffer.codec import encode
 from buffer.messages import (
     Batch,
     Checkpointed,
@@ -32,9 +31,8 @@ from buffer.messages import (
 )
 from configs.roles import RoleSpec
 from configs.run_folder import RunFolder
-from metrics import names
-from tests.unit.buffer.served import Raw, buffer_spec, client
-from tests.unit.buffer.support import config, member, trajectory
+from tests.unit.buffer.served import buffer_spec, client
+from tests.unit.buffer.support import config, member
 
 CALL_S = 30.0
 KILLS = 4
@@ -184,51 +182,12 @@ def test_a_wrong_key_gets_nothing_from_the_process(tmp_path):
                 stranger.call(Status(), 0.7)
 
 
-def garbage(rng: random.Random) -> tuple[bytes, ...]:
-    """One random request: noise, a damaged message, or the wrong number of parts."""
-    kind = rng.randrange(4)
-    if kind == 0:
-        return tuple(rng.randbytes(rng.randrange(80)) for _ in range(rng.randrange(1, 5)))
-    if kind == 1:
-        return rng.randbytes(8), rng.randbytes(rng.randrange(400))
-    message = rng.choice(
-        [
-            Status(),
-            PutTrajectory(trajectory()),
-            GetBatch(1, 0.0),
-            LeaseRequest("a", 1, 0),
-            Heartbeat("actor", "a"),
-        ]
-    )
-    frame = bytearray(encode(message))
-    if kind == 2:
-        return rng.randbytes(8), bytes(frame[: rng.randrange(len(frame))])
-    for _ in range(rng.randrange(1, 6)):
-        frame[rng.randrange(len(frame))] = rng.randrange(256)
-    return rng.randbytes(8), bytes(frame)
-
-
 def test_garbage_with_a_valid_key_does_not_crash_it(tmp_path):
-    spec = buffer_spec(tmp_path, config(heartbeat_s=0.2))
-    rng = random.Random(1)
-    with running(spec) as buffer, client(spec) as looking:
-        looking.call(Status(), CALL_S)
-        raw = Raw(spec)
-        for _ in range(5000):
-            raw.send(*garbage(rng))
-        for _ in range(2):
-            raw.receive()
-        deadline = time.monotonic() + CALL_S
-        refused = 0.0
-        while refused < 3000 and time.monotonic() < deadline:
-            refused = sum(
-                metrics.get(names.BUFFER_REFUSED, 0.0)
-                for *_, metrics in looking.call(Status(), CALL_S).reports
-            )
-        raw.close()
-        assert refused >= 3000
-        assert looking.call(Status(), CALL_S).balanced
-        assert buffer.process.is_alive()
+    result = fuzz(buffer_spec(tmp_path, config(heartbeat_s=0.2)), frames=20_000, seed=1)
+    assert result.frames == 20_000 and result.crashes == 0 and result.balanced
+    assert result.honest >= 100 and result.strangers == 20
+    assert result.refused.total() > 10_000
+    assert {"msgpack", "field", "frames", "dtype", "request"} <= set(result.refused)
 
 
 def test_sigterm_closes_cleanly(tmp_path):
