@@ -79,11 +79,13 @@ def scale(run: Path, actors: int, console: Console) -> bool:
 
 
 def _working(reply: StatusReply) -> list[str]:
-    """Actors that take leases, or will when they have started; not those that leave."""
+    """Actors that take leases, or would if their tools were there; not those that leave."""
     return [
         role.name
         for role in reply.roles
-        if role.role == "actor" and role.state == "running" and role.seconds_since_heard < ANSWER_TIMEOUT_S
+        if role.role == "actor"
+        and role.state.startswith(("running", "paused"))
+        and role.seconds_since_heard < ANSWER_TIMEOUT_S
     ]
 
 

@@ -68,7 +68,9 @@ class RunView:
         self.now, self.step, self.version = now, status.step, status.version
         self.ledger = dict(status.ledger)
         self.states = {role.name: role.state for role in status.roles}
-        working = sum(role.role == "actor" and role.state == "running" for role in status.roles)
+        working = sum(
+            role.role == "actor" and role.state.startswith(("running", "paused")) for role in status.roles
+        )
         self.actors = working or self.actors
         new = []
         for _, role, name, time, metrics in status.reports:

@@ -235,7 +235,7 @@ class Supervisor:
                 self._drain(sorted(staying, key=lambda unit: unit.specs[0].rank)[self._wanted :])
         states = {role.name: role.state for role in status.roles}
         leaving = [unit.name for unit in self._of_kind("actor") if unit.leave_by is not None]
-        deaf = [name for name in leaving if states.get(name) == "running"]
+        deaf = [name for name in leaving if states.get(name, "finished") not in ("draining", "finished")]
         if deaf:
             self._buffer.drain(deaf)  # the buffer may have been away when it was first asked
 
