@@ -56,6 +56,7 @@ async def _main(spec: RoleSpec) -> None:
     config = spec.config
     task = without_prompts(load_task(config.task, spec.config_dir, config.seed), spec.dropped_prompts)
     renderer = make_renderer(load_tokenizer(spec.model_path), task, config.model.renderer)
+    logger.info("%s", renderer.syntax)
     keys = RunFolder(spec.run_dir).read_keys()
     engine = await VllmEngine.start(
         config, spec.model_path, spec.device, spec.threads, seed=config.seed + spec.rank

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from actors.engine import Engine, EngineDied, Sampling
+from actors.engine import Engine, EngineDied, Sampled, Sampling
 from actors.recorder import Recorder
 from actors.renderer import Renderer
 from buffer.messages import Lease, StopReason, Trajectory
@@ -27,7 +27,7 @@ from toolcall.executor import Executor
 from toolcall.health import NOT_THERE
 from toolcall.lane import Limits
 from toolcall.output import shorten
-from toolcall.types import ToolContext, ToolResult
+from toolcall.types import ParsedTurn, ToolContext, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class _State:
     context: ToolContext
     turns: list[str] = field(default_factory=list)
     results: list[tuple[ToolResult, ...]] = field(default_factory=list)
+    parsed: list[ParsedTurn] = field(default_factory=list)
     generate_s: float = 0.0
     tools_s: float = 0.0
     observed: int = 0  # observation tokens so far
@@ -123,6 +124,7 @@ async def run_episode(
             results=tuple(state.results),
             stop_reason=stop_reason,
             num_tokens=state.recorder.num_sampled,
+            parsed=tuple(state.parsed),
             context=state.context,
         )
         scored = Score(None, error=error) if error else await score(task.rewards, episode)
@@ -205,8 +207,7 @@ async def _turns(rollouts: Rollouts, state: _State) -> StopReason:
         room = limits.max_trajectory_tokens - len(state.recorder.token_ids)
         if room < MIN_TURN_TOKENS:
             return StopReason.CONTEXT_LENGTH
-        text, truncated, prompt_ids = await _generate(rollouts, state, turn, room)
-        parsed = rollouts.task.parser.parse(text, truncated=truncated)
+        parsed, truncated, prompt_ids = await _generate(rollouts, state, turn, room)
         if truncated:
             return StopReason.MAX_TOKENS
         if not parsed.calls:
@@ -222,19 +223,52 @@ async def _turns(rollouts: Rollouts, state: _State) -> StopReason:
     return StopReason.MAX_TURNS
 
 
-async def _generate(rollouts: Rollouts, state: _State, turn: int, room: int) -> tuple[str, bool, list[int]]:
+async def _generate(
+    rollouts: Rollouts, state: _State, turn: int, room: int
+) -> tuple[ParsedTurn, bool, list[int]]:
+    """One turn: what the model called, whether the turn was cut, and the ids before it."""
     prompt_ids = list(state.recorder.token_ids)
-    sampling = replace(rollouts.sampling, max_tokens=min(room, rollouts.limits.max_tokens_per_turn))
+    limit = min(room, rollouts.limits.max_tokens_per_turn)
+    request = f"{state.context.trajectory_id}#{turn}"
     started = time.monotonic()
-    sampled = await rollouts.engine.generate(prompt_ids, sampling, f"{state.context.trajectory_id}#{turn}")
+    sampled = await _sample(rollouts, prompt_ids, limit, request)
+    parsed = _parse(rollouts, prompt_ids, sampled)
+    while not parsed.calls and _ends_in_stop_string(rollouts, sampled):
+        # A stop string that completed no call, as in "I could write </search>" while thinking: go on.
+        left = limit - len(sampled.token_ids)
+        if left < 1:
+            sampled = replace(sampled, finish_reason="length")
+            break
+        so_far = prompt_ids + sampled.token_ids
+        more = await _sample(rollouts, so_far, left, f"{request}+{len(sampled.token_ids)}")
+        sampled = sampled.followed_by(more)
+        parsed = _parse(rollouts, prompt_ids, sampled)
     state.generate_s += time.monotonic() - started
     state.prompt_tokens += sampled.prompt_tokens
     state.cached_tokens += sampled.cached_tokens
     state.recorder.add_sampled(sampled)
-    text = rollouts.renderer.text(sampled.token_ids)
-    state.turns.append(text)
+    state.turns.append(rollouts.renderer.text(sampled.token_ids))
+    state.parsed.append(parsed)
     state.results.append(())
-    return text, sampled.finish_reason == "length", prompt_ids
+    return parsed, sampled.finish_reason == "length", prompt_ids
+
+
+async def _sample(rollouts: Rollouts, ids: list[int], max_tokens: int, request: str) -> Sampled:
+    return await rollouts.engine.generate(ids, replace(rollouts.sampling, max_tokens=max_tokens), request)
+
+
+def _parse(rollouts: Rollouts, prompt_ids: list[int], sampled: Sampled) -> ParsedTurn:
+    cut = sampled.finish_reason == "length"
+    return rollouts.renderer.parse(prompt_ids, sampled.token_ids, truncated=cut)
+
+
+def _ends_in_stop_string(rollouts: Rollouts, sampled: Sampled) -> bool:
+    """Does a stop string end within the last token?"""
+    ids = sampled.token_ids
+    if sampled.finish_reason != "stop" or not ids or ids[-1] in rollouts.renderer.stop_token_ids:
+        return False
+    text, before = rollouts.renderer.text(ids), len(rollouts.renderer.text(ids[:-1]))
+    return any(text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in rollouts.renderer.stop)
 
 
 def _observe(rollouts: Rollouts, state: _State, prompt_ids: list[int], results: Sequence[ToolResult]) -> bool:

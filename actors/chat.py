@@ -19,12 +19,15 @@ from pathlib import Path
 from rich.console import Console
 
 from actors.agent_loop import Finished
+from actors.chat_template import call_message, result_message
 from actors.endpoint import EndpointError
 from actors.evaluator import Draw, Roll, rolling
 from actors.renderer import RendererError
 from configs.load import load_config
 from tasks.loading import load_task
 from tasks.types import Message, Row, Task
+from toolcall.parsers.results import shown as shown_result
+from toolcall.types import ToolCall
 
 HELP = "your message; /new forgets the conversation, /quit or Ctrl-D ends"
 _PROMPT = "[bold]>[/] "
@@ -63,7 +66,7 @@ async def chat(
         draw = Draw("chat", number, {"messages": messages}, temperature, number, 1)
         finished = await roll(draw, draw.lease(), 0)
         show(finished, console)
-        conversation = continued(task, finished)
+        conversation = continued(finished)
         number += 1
 
 
@@ -78,19 +81,17 @@ def show(finished: Finished, console: Console) -> None:
         console.print(f"[dim]ended by {trajectory.stop_reason}: {trajectory.error or 'a limit'}[/]")
 
 
-def continued(task: Task, finished: Finished) -> list[Message]:
-    """The conversation with what the model and the tools have just added."""
-    episode, parser = finished.episode, task.parser
+def continued(finished: Finished) -> list[Message]:
+    """The conversation with what the model and the tools have just added; the renderer puts it in the
+    model's call syntax."""
+    episode = finished.episode
     messages = list(episode.messages)
-    written = ""
-    for turn, results in zip(episode.turns, episode.results, strict=True):
-        shown = [parser.render_result(result) for result in results]
-        if parser.inline:
-            written += turn + "".join(shown)
-            continue
-        messages.append({"role": "assistant", "content": turn})
-        messages += [{"role": "tool", "content": text} for text in shown]
-    return [*messages, {"role": "assistant", "content": written}] if parser.inline else messages
+    for turn, parsed, results in zip(episode.turns, episode.parsed, episode.results, strict=True):
+        calls = [call for call in parsed.calls if isinstance(call, ToolCall)]
+        whole = calls and len(calls) == len(parsed.calls) == len(results)
+        messages.append(call_message(parsed.text, calls) if whole else {"role": "assistant", "content": turn})
+        messages += [result_message(r.call_id, r.name, shown_result(r)) for r in results]
+    return messages
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

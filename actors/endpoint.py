@@ -29,6 +29,7 @@ from configs.schema import RunConfig
 from tasks.scoring import score
 from tasks.types import Episode, Message, Score, Task
 from toolcall.executor import Executor
+from toolcall.parsers import make_parser
 from toolcall.types import Outcome, ParsedTurn, ParseFailure, ToolCall, ToolContext, ToolResult
 
 REQUEST_TIMEOUT_S = 120.0
@@ -47,6 +48,7 @@ class Conversation:
     messages: list[Message]
     context: ToolContext
     turns: list[str] = field(default_factory=list)
+    parsed: list[ParsedTurn] = field(default_factory=list)
     results: list[tuple[ToolResult, ...]] = field(default_factory=list)
     tokens: int = 0
 
@@ -61,6 +63,7 @@ class Endpoint:
         self._limits, self._task = config.task, task
         self._executor = Executor(task.tools)
         self._schemas = [] if task.tools_in_prompt else [tool.schema() for tool in task.tools]
+        self._parser = task.parser or make_parser("hermes", self._schemas)
         self._client = AsyncOpenAI(
             base_url=self.url,
             api_key=os.environ.get("OPENAI_API_KEY", "none"),
@@ -110,6 +113,7 @@ class Endpoint:
                 results=tuple(talk.results),
                 stop_reason=stop_reason,
                 num_tokens=talk.tokens,
+                parsed=tuple(talk.parsed),
                 context=context,
             )
             scored = Score(None, error=error) if error else await score(self._task.rewards, episode)
@@ -162,13 +166,14 @@ class Endpoint:
         }
         if self._schemas:
             request["tools"] = self._schemas
-        elif self._task.parser.stop:
-            request["stop"] = list(self._task.parser.stop)[:4]  # what the protocol takes
+        elif self._parser.stop:
+            request["stop"] = list(self._parser.stop)[:4]  # what the protocol takes
         answer = await self._client.chat.completions.create(**request)
         choice = answer.choices[0]
         talk.tokens += answer.usage.completion_tokens if answer.usage else 0
         parsed, text = self._read(choice, cut=choice.finish_reason == "length")
         talk.turns.append(text)
+        talk.parsed.append(parsed)
         talk.results.append(())
         talk.messages.append(_said(choice.message))
         return parsed, choice.finish_reason == "length"
@@ -178,9 +183,9 @@ class Endpoint:
         if choice.message.tool_calls:
             calls = tuple(_call(call) for call in choice.message.tool_calls)
             whole = [call for call in calls if isinstance(call, ToolCall)]
-            return ParsedTurn(calls, text), text + self._task.parser.render_calls(whole)
-        text += _cut_stop(text, self._task.parser.stop) if choice.finish_reason == "stop" else ""
-        return self._task.parser.parse(text, truncated=cut), text
+            return ParsedTurn(calls, text), text + self._parser.render_calls(whole)
+        text += _cut_stop(text, self._parser.stop) if choice.finish_reason == "stop" else ""
+        return self._parser.parse(text, truncated=cut), text
 
     async def invoke(self, talk: Conversation, parsed: ParsedTurn) -> tuple[ToolResult, ...]:
         """Run the calls of the last message and append their results to the conversation."""
@@ -191,7 +196,7 @@ class Endpoint:
                 {"role": "tool", "tool_call_id": result.call_id, "content": result.text} for result in results
             ]
         else:
-            shown = "".join(self._task.parser.render_result(result, wrapped=True) for result in results)
+            shown = "".join(self._parser.render_result(result, wrapped=True) for result in results)
             talk.messages.append({"role": "user", "content": shown})
         return results
 

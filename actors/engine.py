@@ -40,6 +40,17 @@ class Sampled:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens served from the prefix cache
 
+    def followed_by(self, more: Sampled) -> Sampled:
+        """One generation out of two, the second of which went on where the first had stopped."""
+        return Sampled(
+            self.token_ids + more.token_ids,
+            self.logprobs + more.logprobs,
+            self.versions + more.versions,
+            more.finish_reason,
+            self.prompt_tokens + more.prompt_tokens,
+            self.cached_tokens + more.cached_tokens,
+        )
+
 
 class Engine(Protocol):
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Sampled:

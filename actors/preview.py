@@ -25,10 +25,10 @@ def render_preview(config: RunConfig, task: Task, model_path: Path) -> Text:
     renderer = make_renderer(tokenizer, task, config.model.renderer)
     prompt = renderer.prompt(task.make_messages(task.train[0]))
     call = tokenizer.encode("(here the model writes its call)", add_special_tokens=False)
-    span = CallSpan("call-0", "tool", Outcome.OK, 0.0, 0.0, 0.0)
-    result = ToolResult("call-0", "tool", Outcome.OK, "(here stands the tool's result)", span)
+    span = CallSpan("call00000", "tool", Outcome.OK, 0.0, 0.0, 0.0)
+    result = ToolResult("call00000", "tool", Outcome.OK, "(here stands the tool's result)", span)
     observation = renderer.observation(prompt, call, [result])
-    text = Text()
+    text = Text(f"{renderer.syntax}\n\n")
     for ids, style in ((prompt, PROMPT), (call, ACTION), (observation, OBSERVATION)):
         text.append(tokenizer.decode(ids), style)
     text.append(f"\n\n{len(prompt)} prompt tokens (dim) and {len(observation)} observation tokens (cyan): ")

@@ -1,7 +1,8 @@
 """Chat formats that the `renderers` package knows at token level (Qwen3, Llama 3, GLM, DeepSeek, ...).
 
 Its bridge extends the exact tokens so far by new messages; where it declines, the episode ends with an
-error instead of silently re-rendering. Used through `actors.renderer.make_renderer`.
+error instead of silently re-rendering. Unless the task names a parser, its `parse_response` finds the calls,
+see `actors.token_parsing`. Made by `actors.renderer.make_renderer`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from actors.renderer import RendererError, TokenizerRenderer
+from actors.base_renderer import RendererError
+from actors.call_syntax import CallSyntax
+from actors.chat_template import result_message
+from actors.token_parsing import read_response
+from actors.tokens import Tokens
 from tasks.types import Message, Task
-from toolcall.types import ToolResult
+from toolcall.parsers.results import shown
+from toolcall.types import ParsedTurn, ToolResult
 
 
 def typed_renderer_name(tokenizer: Any) -> str | None:
@@ -22,9 +28,8 @@ def typed_renderer_name(tokenizer: Any) -> str | None:
     return MODEL_RENDERER_MAP.get(name)
 
 
-class TypedRenderer(TokenizerRenderer):
+class TypedRenderer:
     def __init__(self, tokenizer: Any, task: Task, name: str) -> None:
-        super().__init__(tokenizer, task)
         from renderers import config_from_name, create_renderer
 
         try:
@@ -32,18 +37,26 @@ class TypedRenderer(TokenizerRenderer):
             self._renderer: Any = create_renderer(tokenizer, config)
         except ValueError as error:
             raise RendererError(f"model.renderer = {name!r}: {error}") from error
+        self._parser = task.parser
+        why = f"token by token by the renderers package, which knows {name!r}"
+        self.syntax = CallSyntax(name, why) if task.parser is None else CallSyntax.of(task.parser)
+        self._schemas = None if task.tools_in_prompt else [tool.schema() for tool in task.tools] or None
+        self._prefill = task.prefill
+        self.stop = () if task.parser is None else tuple(task.parser.stop)
         self.stop_token_ids = tuple(self._renderer.get_stop_token_ids())
-        self._special = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        kept = [text for text, id in tokenizer.get_added_vocab().items() if id not in self.stop_token_ids]
+        self._tokens = Tokens(tokenizer, kept)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         ids = self._renderer.render_ids(list(messages), tools=self._schemas, add_generation_prompt=True)
-        return ids + self.literal(self._prefill)
+        return ids + self._tokens.literal(self._prefill)
 
     def observation(
         self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], results: Sequence[ToolResult]
     ) -> list[int]:
         messages = [
-            {"role": "tool", "content": self._defuse(result.text), "tool_call_id": result.call_id}
+            # The package encodes what it is given with special tokens on.
+            result_message(result.call_id, result.name, self._tokens.defused(shown(result)))
             for result in results
         ]
         prompt, sampled = list(prompt_ids), list(sampled_ids)
@@ -51,10 +64,18 @@ class TypedRenderer(TokenizerRenderer):
         so_far = prompt + sampled
         if bridged is None or bridged.token_ids[: len(so_far)] != so_far:
             raise RendererError("the renderer cannot extend this conversation without re-rendering it")
-        return bridged.token_ids[len(so_far) :] + self.literal(self._prefill)
+        return bridged.token_ids[len(so_far) :] + self._tokens.literal(self._prefill)
 
-    def _defuse(self, text: str) -> str:
-        """The package encodes tool text with special tokens on: break each one's spelling instead."""
-        for token in self._special:
-            text = text.replace(token, token[0] + "\u200b" + token[1:])
-        return text
+    def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], *, truncated: bool) -> ParsedTurn:
+        thinking = self._tokens.in_thinking(prompt_ids, self._prefill)
+        if self._parser is not None:
+            return self._parser.parse(self.text(sampled_ids), truncated=truncated, thinking=thinking)
+        prompt, sampled = list(prompt_ids), list(sampled_ids)
+
+        def respond() -> Any:
+            return self._renderer.parse_response(sampled, tools=self._schemas, prompt_ids=prompt)
+
+        return read_response(respond, sampled, self.text, truncated=truncated, thinking=thinking)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self._tokens.text(token_ids)

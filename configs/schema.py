@@ -51,8 +51,10 @@ class TaskConfig(Section):
     """With `data`: the system message; empty for none."""
     examples: list[dict[str, str]] = []
     """With `data`: worked turns between system message and prompt, each `{ role, content }`."""
-    parser: str = "hermes"
-    """With `data`: call syntax, `hermes` or `tag`."""
+    parser: str = "auto"
+    """With `data`: call syntax, e.g. `hermes` or `tag` (docs/parsers.md); auto: the chat template's own."""
+    parser_options: dict[str, Any] = {}
+    """With `data`: keyword arguments of the parser, e.g. `{tags = {find = ["search", "query"]}}`."""
     held_out: Fraction = 0.1
     """With `data`: fraction of the rows kept for evaluation, chosen by hash of the row."""
     max_turns: Positive = 4

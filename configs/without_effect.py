@@ -15,6 +15,7 @@ _ONLY_WITH_DATA = (
     "task.system",
     "task.examples",
     "task.parser",
+    "task.parser_options",
     "task.held_out",
     "task.data_split",
 )

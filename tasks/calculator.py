@@ -1,20 +1,19 @@
 """The shipped task: word problems solved with a calculator, small enough for a 135M model on a CPU.
 
-Two call syntaxes. `tag`: the call and its result stand inside one assistant turn,
+Call syntaxes. `tag`: the call and its result stand inside one assistant turn,
 
     <calc>12*7</calc>
     <result>84</result>
     <answer>84</answer>
 
-`hermes`: JSON calls and tool messages. Worked examples are prior turns of the conversation; as text in the
-system message they taught this model nothing. Success of the untrained 135M model at T=0.7 on held-out
-problems: tag 27 % (n=256), hermes 18 % (n=128).
+`hermes`: JSON calls and tool messages; `auto`: whatever the model's chat template writes. Worked examples
+are prior turns of the conversation; as text in the system message they taught this model nothing. Success
+of the untrained 135M model at T=0.7 on held-out problems: tag 27 % (n=256), hermes 18 % (n=128).
 Called by `tasks.loading`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ from tasks.types import Episode, Message, Reward, Row, Task
 from tasks.word_problems import WordProblems
 from toolcall.parsers import make_parser
 from toolcall.tools.calculator import calculator
-from toolcall.types import CallSpan, Outcome, ParseFailure, Parser, ToolCall, ToolResult
+from toolcall.types import Outcome, ParseFailure, Parser, ToolCall
 
 HELD_OUT_SEED = 0  # held-out problems are the same for every seed, so that runs compare
 SYSTEM = {
     "tag": "Use <calc></calc> to calculate.",
     "hermes": "Use the calculator tool.",
+    "auto": "Use the calculator tool.",
 }
 _OPERATOR = re.compile(r"[\d)%]\s*[-+*/^×÷−]")
 
@@ -56,7 +56,7 @@ SHOTS = (
 
 def calculator_task(
     seed: int,
-    syntax: Literal["tag", "hermes"] = "tag",
+    syntax: Literal["tag", "hermes", "auto"] = "tag",
     shots: int = len(SHOTS),
     train_size: int = 20_000,
     held_out_size: int = 1_000,
@@ -80,7 +80,7 @@ def calculator_task(
         name="calculator",
         train=WordProblems(train_size, seed, held_out=False),
         held_out=WordProblems(held_out_size, HELD_OUT_SEED, held_out=True),
-        make_messages=_prompt_maker(syntax, SHOTS[:shots], parser),
+        make_messages=_prompt_maker(syntax, SHOTS[:shots]),
         tools=(calculator,),
         parser=parser,
         rewards=(
@@ -89,56 +89,47 @@ def calculator_task(
             Reward("wasted_calls", lambda episode: float(_wasted(episode, parser)), -0.1),
         ),
         success=lambda episode: _succeeded(episode, parser),
-        tools_in_prompt=True,
+        tools_in_prompt=syntax != "auto",
     )
 
 
-def _parser(syntax: str) -> Parser:
+def _parser(syntax: str) -> Parser | None:
+    if syntax == "auto":
+        return None
     if syntax == "tag":
         return make_parser("tag", tags={"calc": (calculator.name, "expression")})
     return make_parser(syntax)
 
 
-def _prompt_maker(syntax: str, shots: Sequence[Shot], parser: Parser) -> Callable[[Row], list[Message]]:
-    show = _shown_in_one_turn if syntax == "tag" else _shown_in_messages
+def _prompt_maker(syntax: str, shots: Sequence[Shot]) -> Callable[[Row], list[Message]]:
     opening: list[Message] = [{"role": "system", "content": SYSTEM[syntax]}]
     for shot in shots:
-        opening += [{"role": "user", "content": shot.question}, *show(shot, parser)]
+        opening += [{"role": "user", "content": shot.question}, *_shown(shot)]
     return lambda row: [*opening, {"role": "user", "content": row["question"]}]
 
 
-def _shown_in_one_turn(shot: Shot, parser: Parser) -> list[Message]:
-    call, result = f"<calc>{shot.expression}</calc>", parser.render_result(_result(shot.answer))
-    return [{"role": "assistant", "content": f"{call}{result}<answer>{shot.answer}</answer>"}]
-
-
-def _shown_in_messages(shot: Shot, parser: Parser) -> list[Message]:
-    call = json.dumps({"name": calculator.name, "arguments": {"expression": shot.expression}})
+def _shown(shot: Shot) -> list[Message]:
+    """A worked example; the renderer writes it in the model's call syntax."""
+    function = {"name": calculator.name, "arguments": {"expression": shot.expression}}
     return [
-        {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
-        {"role": "tool", "content": parser.render_result(_result(shot.answer), wrapped=True)},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "name": calculator.name, "content": shot.answer},
         {"role": "assistant", "content": f"<answer>{shot.answer}</answer>"},
     ]
 
 
-def _result(text: str) -> ToolResult:
-    """A worked example's result, to be shown by the same parser as real ones."""
-    span = CallSpan("call_0", calculator.name, Outcome.OK, 0.0, 0.0, 0.0)
-    return ToolResult("call_0", calculator.name, Outcome.OK, text, span)
-
-
-def _succeeded(episode: Episode, parser: Parser) -> bool:
+def _succeeded(episode: Episode, parser: Parser | None) -> bool:
     return bool(numeric_match(episode, episode.row["answer"])) and _computed(episode, parser)
 
 
-def _computed(episode: Episode, parser: Parser) -> bool:
+def _computed(episode: Episode, parser: Parser | None) -> bool:
     """Did a call succeed that computes something, rather than only repeating a number?"""
     return any(
         result.outcome is Outcome.OK and _computes(call) for call, result in made_calls(episode, parser)
     )
 
 
-def _wasted(episode: Episode, parser: Parser) -> bool:
+def _wasted(episode: Episode, parser: Parser | None) -> bool:
     """Did a call fail, compute nothing, or repeat an earlier one?"""
     seen: list[Any] = []
     for call, result in made_calls(episode, parser):

@@ -19,7 +19,7 @@ from tasks.readers import BadData, PlacedRow, read_rows
 from tasks.reward import BadReward, arguments_of, check_parameters, configured
 from tasks.types import Episode, Reward, Task
 from toolcall.importing import import_object
-from toolcall.parsers import make_parser
+from toolcall.parsers import AUTO, make_parser
 from toolcall.registry import Tool, load_tools
 from toolcall.types import Parser
 
@@ -103,6 +103,7 @@ def _data_task(config: TaskConfig, config_dir: Path) -> Task:
     rewards = _load_rewards(config.rewards, config_dir)
     _check_fields(rewards, rows)
     tools = load_tools(config.tools, config_dir)
+    parser = _parser_for(config.parser, config.parser_options, tools)
     train, held_out = split(rows, config.held_out, prompt.prompt)
     return Task(
         name=Path(config.data).stem if ":" not in config.data else config.data,
@@ -110,10 +111,10 @@ def _data_task(config: TaskConfig, config_dir: Path) -> Task:
         held_out=held_out,
         make_messages=prompt.messages,
         tools=tools,
-        parser=_parser_for(config.parser, tools),
+        parser=parser,
         rewards=rewards,
         success=lambda episode: _succeeded(episode, rewards),
-        tools_in_prompt=config.parser == "tag",
+        tools_in_prompt=_taught(parser, tools, config),
     )
 
 
@@ -155,21 +156,59 @@ def _check_fields(rewards: Sequence[Reward], rows: Sequence[PlacedRow]) -> None:
                 raise BadReward(f"{placed.place}: {error}") from None
 
 
-def _parser_for(name: str, tools: Sequence[Tool]) -> Parser:
-    """The call syntax. Tags are the tools' own names, so each tool must take exactly one argument."""
-    if name != "tag":
-        return make_parser(name)
-    tags = {}
-    for tool in tools:
-        arguments = list(tool.signature.parameters["properties"])
-        required = tool.signature.parameters.get("required", arguments[:1])
-        if len(required) != 1:
+def _parser_for(name: str, options: Mapping[str, Any], tools: Sequence[Tool]) -> Parser | None:
+    """The call syntax; None leaves the choice to the model's chat template."""
+    if name == AUTO:
+        if options:
+            raise BadTask('task.parser_options belong to one parser; name it with task.parser, not "auto"')
+        return None
+    if name == "tag" and "tags" not in options:
+        options = {**options, "tags": {tool.name: (tool.name, _one_argument(name, tool)) for tool in tools}}
+    elif name == "fenced_python" and "tool" not in options:
+        if len(tools) != 1:
+            raise BadTask(f'task.parser = "fenced_python" runs code by one tool, but there are {len(tools)}')
+        options = {**options, "tool": tools[0].name, "argument": _one_argument(name, tools[0])}
+    parser = make_parser(name, [tool.schema() for tool in tools], **options)
+    if parser.inline:
+        _check_targets(parser, tools)
+    return parser
+
+
+def _one_argument(parser: str, tool: Tool) -> str:
+    """The argument that an inline syntax fills, where it is clear."""
+    arguments = list(tool.signature.parameters["properties"])
+    required = tool.signature.parameters.get("required", arguments[:1])
+    if len(required) != 1:
+        raise BadTask(
+            f'task.parser = "{parser}" writes one argument as text, but tool {tool.name!r} needs '
+            f'{len(required)}: {", ".join(required) or "none"}; use parser = "auto"'
+        )
+    return required[0]
+
+
+def _check_targets(parser: Parser, tools: Sequence[Tool]) -> None:
+    """What an inline syntax is set to call must exist, and every tool must be callable by it."""
+    by_name = {tool.name: tool for tool in tools}
+    targets = parser.targets
+    for name, argument in targets:
+        if name not in by_name:
+            raise BadTask(f"task.parser_options call {name!r}, but the tools are: {', '.join(by_name)}")
+        known = list(by_name[name].signature.parameters["properties"])
+        if argument not in known:
             raise BadTask(
-                f'task.parser = "tag" writes one argument as text, but tool {tool.name!r} needs '
-                f'{len(required)}: {", ".join(required)}; use parser = "hermes"'
+                f"task.parser_options fill {argument!r} of tool {name!r}, which takes: {', '.join(known)}"
             )
-        tags[tool.name] = (tool.name, required[0])
-    return make_parser("tag", tags=tags)
+    for name in by_name:
+        if name not in dict(targets):
+            raise BadTask(f"task.parser_options give the model no way to call tool {name!r}")
+
+
+def _taught(parser: Parser | None, tools: Sequence[Tool], config: TaskConfig) -> bool:
+    """Does the prompt itself show how to call every tool? No chat template knows an inline syntax."""
+    if parser is None or not parser.inline:
+        return False
+    prompt = "\n".join([config.system, config.prompt, *(turn["content"] for turn in config.examples)])
+    return all(parser.offered_as(tool.name) in prompt for tool in tools)
 
 
 __all__ = ["SHIPPED", "BadData", "BadReward", "BadTask", "load_task", "without_prompts"]

@@ -81,11 +81,17 @@ def same_number(given: str, expected: Any, tolerance: float = 1e-6) -> bool:
     return abs(float(found[0].replace(",", "")) - wanted) <= tolerance * max(1.0, abs(wanted))
 
 
-def made_calls(episode: Episode, parser: Parser) -> list[tuple[ToolCall | ParseFailure, ToolResult]]:
-    """Every answered call of the episode with its result, in order; for rewards that look at arguments."""
+def made_calls(
+    episode: Episode, parser: Parser | None = None
+) -> list[tuple[ToolCall | ParseFailure, ToolResult]]:
+    """Every answered call of the episode with its result, in order; for rewards that look at arguments.
+
+    `parser` is needed only for an episode that no agent loop has read.
+    """
+    parsed = episode.parsed or tuple(parser.parse(turn) for turn in episode.turns if parser)
     pairs = []
-    for turn, results in zip(episode.turns, episode.results, strict=True):
-        calls = {call.id: call for call in parser.parse(turn).calls}
+    for turn, results in zip(parsed, episode.results, strict=True):
+        calls = {call.id: call for call in turn.calls}
         pairs += [(calls[result.call_id], result) for result in results if result.call_id in calls]
     return pairs
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from toolcall.types import Parser, ToolContext, ToolResult
+from toolcall.types import ParsedTurn, Parser, ToolContext, ToolResult
 
 Row = dict[str, Any]
 Message = dict[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
@@ -28,6 +28,7 @@ class Episode:
     results: tuple[tuple[ToolResult, ...], ...]  # tool results after each turn (empty if none)
     stop_reason: str  # a buffer.messages.StopReason
     num_tokens: int = 0  # sampled
+    parsed: tuple[ParsedTurn, ...] = ()  # each turn as the agent loop read it
     scores: dict[str, float] = field(default_factory=dict, compare=False)
     # each reward's unweighted value by name; filled by `tasks.scoring.score`, for `Task.success`
     context: ToolContext = field(default_factory=ToolContext, compare=False)
@@ -98,7 +99,7 @@ class Task:
     held_out: Sequence[Row]
     make_messages: Callable[[Row], list[Message]]
     tools: Sequence[Any]  # toolcall.registry.Tool
-    parser: Parser
+    parser: Parser | None  # None: the one that fits the model's chat template
     rewards: Sequence[Reward]
     success: Callable[[Episode], bool]  # for success rates; not a reward. Called once all rewards are known
     tools_in_prompt: bool = False  # the prompt itself teaches the tools; the chat template need not

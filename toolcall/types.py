@@ -112,6 +112,9 @@ class Parser(Protocol):
     between turns, and `parse` never raises."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def stop(self) -> tuple[str, ...]:
         """Strings that end a generation because a call is complete; may be empty."""
         ...
@@ -131,6 +134,11 @@ class Parser(Protocol):
         """The tag around results; empty for none."""
         ...
 
+    @property
+    def targets(self) -> tuple[tuple[str, str], ...]:
+        """Inline syntaxes: the tools that can be called, each with the argument that is filled."""
+        ...
+
     def parse(self, text: str, *, truncated: bool = False, thinking: bool = False) -> ParsedTurn:
         """Find the calls in `text`. `truncated`: the turn was cut by a token limit, so an unclosed call
         at its end is a ParseFailure and does not run. `thinking`: the prompt has opened a thinking section,
@@ -138,8 +146,13 @@ class Parser(Protocol):
         ...
 
     def render_result(self, result: ToolResult, *, wrapped: bool = False) -> str:
-        """The text that shows one result to the model, without any special token. `wrapped`: in the
-        syntax's own tag, for chat templates that add none around tool messages."""
+        """The text that shows one result to the model, without any special token: a tool message's content,
+        or for inline syntaxes all that comes between the call and what the model writes next. `wrapped`: in
+        `result_tag`, for chat templates that put no tag around tool messages."""
+        ...
+
+    def render_text(self, text: str, *, wrapped: bool = False) -> str:
+        """The same for the text of a result that went well, for worked examples."""
         ...
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:

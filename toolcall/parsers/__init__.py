@@ -26,7 +26,8 @@ PARSERS: dict[str, Callable[..., Parser]] = {
     "tag": TagParser,
     "fenced_python": FencedPythonParser,
 }
-MESSAGE_SYNTAXES = ("hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek")
+MESSAGE_SYNTAXES = ("hermes", "qwen3_coder", "mistral", "deepseek", "pythonic", "llama3_json")
+"""Those whose results are tool messages; the ones that need no tag of their own come last."""
 AUTO = "auto"
 
 __all__ = ["AUTO", "MESSAGE_SYNTAXES", "PARSERS", "make_parser"]

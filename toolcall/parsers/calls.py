@@ -39,10 +39,12 @@ class MessageSyntax:
     schemas: the tools' OpenAI-style schemas, for syntaxes that need the names or types.
     """
 
+    name = ""
     stop: tuple[str, ...] = ()
     inline = False
     markers: tuple[str, ...] = ()
     result_tag = ""
+    targets: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, schemas: Sequence[Mapping[str, Any]] = ()) -> None:
         self.schemas = {schema["function"]["name"]: schema["function"] for schema in schemas}
@@ -51,10 +53,13 @@ class MessageSyntax:
         return tool
 
     def render_result(self, result: ToolResult, *, wrapped: bool = False) -> str:
-        if not self.result_tag:
-            return shown(result)
-        content = guarded(shown(result), self.result_tag)
-        return f"<{self.result_tag}>\n{content}\n</{self.result_tag}>" if wrapped else content
+        return self.render_text(shown(result), wrapped=wrapped)
+
+    def render_text(self, text: str, *, wrapped: bool = False) -> str:
+        tag = self.result_tag
+        if not tag:
+            return text
+        return f"<{tag}>\n{guarded(text, tag)}\n</{tag}>" if wrapped else guarded(text, tag)
 
 
 def offer_text(schemas: Sequence[Mapping[str, Any]], how: str) -> str:

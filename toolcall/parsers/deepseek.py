@@ -42,6 +42,7 @@ _CLOSE_NEXT = re.compile(r"\s*(?:```)?\s*(?:" + re.escape(CLOSE) + ")")
 class DeepSeekParser(MessageSyntax):
     """version: how worked examples are written, `v3` (and R1) or `v3.1`; both are read."""
 
+    name = "deepseek"
     markers = (CALLS_OPEN, CALLS_CLOSE, OPEN, SEPARATOR, CLOSE)
 
     def __init__(self, schemas: Sequence[Mapping[str, Any]] = (), version: str = "v3.1") -> None:

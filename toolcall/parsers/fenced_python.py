@@ -30,6 +30,8 @@ _FENCE_END = re.compile(r"(?m:^)[ \t]*```[ \t]*$", re.MULTILINE)
 class FencedPythonParser(InlineSyntax):
     """tool: what runs the code, by its argument `argument`. tag: around the fence; "" for none."""
 
+    name = "fenced_python"
+
     def __init__(
         self,
         tool: str = "python",
@@ -41,6 +43,7 @@ class FencedPythonParser(InlineSyntax):
         if tag and checked_tag(tag) == result_tag:
             raise ValueError(f"{tag!r} is both the code's tag and the result's; rename one")
         self.tool, self.argument, self.tag = tool, argument, tag
+        self.targets = ((tool, argument),)
         self.stop = (f"</{tag}>",) if tag else ("\n```\n",)
         self._markers = markers(f"<{tag}>", f"</{tag}>") if tag else markers(pattern=f"{LINE_START}{_FENCE}")
 

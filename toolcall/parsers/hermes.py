@@ -35,6 +35,7 @@ _CLOSE_NEXT = re.compile(r"\s*" + re.escape(CLOSE))
 
 
 class HermesParser(MessageSyntax):
+    name = "hermes"
     markers = (OPEN, CLOSE)
     result_tag = "tool_response"
 

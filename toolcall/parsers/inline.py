@@ -16,15 +16,22 @@ _TAG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 class InlineSyntax:
+    """Results are always wrapped in `result_tag`: there is no template to do it."""
+
+    name = ""
     inline = True
     markers: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
+    targets: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, result_tag: str) -> None:
         self.result_tag = checked_tag(result_tag)
 
     def render_result(self, result: ToolResult, *, wrapped: bool = True) -> str:
-        return f"\n<{self.result_tag}>{guarded(shown(result), self.result_tag)}</{self.result_tag}>\n"
+        return self.render_text(shown(result))
+
+    def render_text(self, text: str, *, wrapped: bool = True) -> str:
+        return f"\n<{self.result_tag}>{guarded(text, self.result_tag)}</{self.result_tag}>\n"
 
 
 def checked_tag(tag: str) -> str:

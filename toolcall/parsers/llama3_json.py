@@ -28,6 +28,7 @@ _LIST_END = re.compile(r"\s*\]")
 
 
 class Llama3JsonParser(MessageSyntax):
+    name = "llama3_json"
     markers = (*OPENERS, CLOSER)
 
     def parse(self, text: str, *, truncated: bool = False, thinking: bool = False) -> ParsedTurn:

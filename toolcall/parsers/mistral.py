@@ -46,6 +46,7 @@ _UNNAMED = re.compile(r"\s*(?=\{)")
 class MistralParser(MessageSyntax):
     """form: how worked examples are written, `list` (older) or `named`; both are read."""
 
+    name = "mistral"
     markers = (OPEN, "[ARGS]", "[CALL_ID]")
 
     def __init__(self, schemas: Sequence[Mapping[str, Any]] = (), form: str = "named") -> None:

@@ -32,6 +32,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class PythonicParser(MessageSyntax):
+    name = "pythonic"
     markers = (*OPENERS, *CLOSERS)
 
     def parse(self, text: str, *, truncated: bool = False, thinking: bool = False) -> ParsedTurn:

@@ -36,6 +36,7 @@ _END = re.compile(r"\s*</function>(?:\s*</tool_call>)?|\s*</tool_call>")
 
 
 class Qwen3CoderParser(MessageSyntax):
+    name = "qwen3_coder"
     markers = (OPEN, CLOSE)
     result_tag = "tool_response"
 

@@ -23,6 +23,8 @@ EXAMPLE = 'tags = {calc = ["calculator", "expression"]}'
 class TagParser(InlineSyntax):
     """tags: tag name → (tool name, the tool's one argument). result_tag: the tag around results."""
 
+    name = "tag"
+
     def __init__(self, tags: Mapping[str, Sequence[str]], result_tag: str = "result") -> None:
         super().__init__(result_tag)
         if not tags:
@@ -35,6 +37,7 @@ class TagParser(InlineSyntax):
             raise ValueError(f"{result_tag!r} is both a call's tag and the result's; rename one")
         self.tags = {tag: (tool, argument) for tag, (tool, argument) in tags.items()}
         self.stop = tuple(f"</{tag}>" for tag in self.tags)
+        self.targets = tuple(self.tags.values())
         self._markers = markers(*(f"<{tag}>" for tag in self.tags), *self.stop)
 
     def parse(self, text: str, *, truncated: bool = False, thinking: bool = False) -> ParsedTurn:

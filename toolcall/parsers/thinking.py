@@ -82,7 +82,7 @@ def scan(
             if not items:
                 pieces.append(text[match.start() : position])
     pieces.append(text[position:])
-    return ParsedTurn(_with_ids(found, make_id), "".join(pieces).strip())
+    return ParsedTurn(with_ids(found, make_id), "".join(pieces).strip())
 
 
 def without_thinking(text: str) -> str:
@@ -94,10 +94,14 @@ def without_thinking(text: str) -> str:
     return scan(text, _THINKING_ONLY, no_markers).text
 
 
-def opens_thinking(text: str) -> bool:
-    """Does `text` (the end of a prompt) leave a thinking section open?"""
-    tags = _THINKING_ONLY.findall(text)
-    return bool(tags) and tags[-1] in SECTIONS
+def tags_in(text: str) -> list[str]:
+    """The thinking tags of `text`, in order."""
+    return _THINKING_ONLY.findall(text)
+
+
+def ends_in_opener(text: str) -> bool:
+    """Is the last that `text` says the start of a thinking section?"""
+    return text.rstrip().endswith(tuple(SECTIONS))
 
 
 def _end_of_section(closer: re.Pattern[str], text: str, start: int) -> int:
@@ -105,7 +109,7 @@ def _end_of_section(closer: re.Pattern[str], text: str, start: int) -> int:
     return len(text) if match is None else match.end()
 
 
-def _with_ids(found: Sequence[Found], make_id: Callable[[int], str]) -> tuple[Found, ...]:
+def with_ids(found: Sequence[Found], make_id: Callable[[int], str] = numbered) -> tuple[Found, ...]:
     """An id that the model wrote itself is kept if it names one call only; else the call is numbered."""
     written = [item.id for item in found]
     return tuple(

@@ -91,6 +91,28 @@ def test_t4_a_turn_cut_by_max_tokens_ends_truncated():
     assert t.action_mask.sum() == 4 and t.action_mask[-1] == 1
 
 
+def test_c2_a_stop_string_inside_thinking_does_not_end_the_turn():
+    pieces = ["<think><calc>1+1</calc>", "?</think><calc>12*7</calc>", "<answer>84</answer><|im_end|>"]
+    rollouts, engine, _ = make_rollouts(pieces)
+    finished = roll(rollouts)
+    assert finished.episode.turns == (
+        "<think><calc>1+1</calc>?</think><calc>12*7</calc>",
+        "<answer>84</answer>",
+    )
+    assert [result.text for turn in finished.episode.results for result in turn] == ["84"]
+    assert len(engine.requests) == 3 and len({request for _, _, request in engine.requests}) == 3
+    trajectory = finished.trajectory
+    assert sum(trajectory.action_mask) == sum(turn.end - turn.start for turn in trajectory.turns)
+    assert len(trajectory.turns) == 2 and finished.success
+
+
+def test_c2_a_turn_of_stop_strings_that_complete_nothing_ends_at_its_limit():
+    rollouts, _, tokenizer = make_rollouts(lambda *_: tokenizer.encode("<think></calc>"))
+    finished = roll(rollouts)
+    assert finished.trajectory.stop_reason == "max_tokens"
+    assert finished.trajectory.turns[0].end - finished.trajectory.turns[0].start == 200
+
+
 def test_c5_a_call_cut_by_the_token_limit_does_not_run():
     ran = []
 

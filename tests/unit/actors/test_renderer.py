@@ -2,7 +2,8 @@
 
 import pytest
 
-from actors.renderer import RendererError, TemplateRenderer, make_renderer
+from actors.renderer import RendererError, make_renderer
+from actors.template_renderer import TemplateRenderer
 from tests.tiny import CHATML, tiny_tokenizer
 from tests.unit.actors.support import calculator, make_task
 from toolcall.types import CallSpan, Outcome, ToolResult
@@ -22,7 +23,7 @@ def test_continuation_equals_the_template_on_text():
     results = [result("84"), result("2", 1)]
     ids = prompt + sampled + renderer.observation(prompt, sampled, results)
     messages = [*opening, {"role": "assistant", "content": "a call"}]
-    messages += [{"role": "tool", "content": task.parser.render_result(r, wrapped=True)} for r in results]
+    messages += [{"role": "tool", "content": r.text} for r in results]
     assert tokenizer.decode(ids) == renderer.template(messages)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.worked_examples import in_one_turn
 from configs.schema import TaskConfig
 from tasks import load_task, score
 from tasks.calculator import SHOTS
@@ -95,25 +96,24 @@ def test_the_split_share_is_near_what_it_says():
 # --- prompts ------------------------------------------------------------------------------------------------
 
 
-def test_tag_examples_are_single_assistant_turns_with_line_breaks_between_tags():
+def test_examples_are_messages_that_any_syntax_can_show():
     messages = calculator_task().make_messages({"question": "Q?"})
-    assert [m["role"] for m in messages] == ["system", *["user", "assistant"] * 4, "user"]
-    assert messages[2]["content"] == "<calc>3*15+4*8</calc>\n<result>77</result>\n<answer>77</answer>"
-    assert messages[-1]["content"] == "Q?"
-    assert all("><" not in m["content"] for m in messages[1:])
-
-
-def test_hermes_examples_are_tool_messages():
-    task = calculator_task(syntax="hermes", shots=2)
-    messages = task.make_messages({"question": "Q?"})
     assert [m["role"] for m in messages] == [
         "system",
-        *["user", "assistant", "tool", "assistant"] * 2,
+        *["user", "assistant", "tool", "assistant"] * 4,
         "user",
     ]
-    assert messages[3]["content"] == "<tool_response>\n77\n</tool_response>"
-    (call,) = task.parser.parse(messages[2]["content"]).calls
-    assert call.arguments == {"expression": "3*15+4*8"}
+    (call,) = messages[2]["tool_calls"]
+    assert call["function"] == {"name": "calculator", "arguments": {"expression": "3*15+4*8"}}
+    assert (messages[3]["content"], messages[4]["content"]) == ("77", "<answer>77</answer>")
+    assert messages[-1]["content"] == "Q?"
+
+
+def test_the_tag_form_shows_an_example_as_one_turn_with_line_breaks_between_tags():
+    task = calculator_task(shots=1)
+    _, _, turn, _ = in_one_turn(task.make_messages({"question": "Q?"}), task.parser)
+    text = "<calc>3*15+4*8</calc>\n<result>77</result>\n<answer>77</answer>"
+    assert turn == {"role": "assistant", "content": text}
 
 
 @pytest.mark.parametrize("syntax", ["tag", "hermes"])

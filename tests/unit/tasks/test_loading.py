@@ -122,7 +122,7 @@ def test_a_data_task_has_prompts_tools_and_rewards(folder):
         {"role": "user", "content": "Who {is} it? Write {question} or {}."},
     ]
     assert len(task.train) + len(task.held_out) == 200 and 5 < len(task.held_out) < 40
-    assert not task.tools_in_prompt and not task.parser.inline
+    assert not task.tools_in_prompt and task.parser is None  # the chat template decides
 
 
 def test_success_of_a_data_task_is_its_first_reward_at_1(folder):
@@ -169,9 +169,54 @@ def test_tags_are_the_tools_names_and_their_one_argument(folder):
     task = load_task(data_config(parser="tag"), folder, seed=0)
     (call,) = task.parser.parse("<search>cats</search>").calls
     assert (call.name, call.arguments) == ("search", {"query": "cats"})
-    assert task.tools_in_prompt
+    assert not task.tools_in_prompt  # so the renderer offers the tag
+    assert load_task(data_config(parser="tag", system="Use <search>."), folder, seed=0).tools_in_prompt
     with pytest.raises(BadTask, match="'move' needs 2: x, y"):
         load_task(data_config(parser="tag", tools=["task_of_mine:move"]), folder, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "call", "arguments"),
+    [
+        (
+            {"parser": "tag", "parser_options": {"tags": {"find": ["search", "query"]}}},
+            "<find>cats</find>",
+            {"query": "cats"},
+        ),
+        ({"parser": "fenced_python"}, "<code>\n```python\ncats\n```\n</code>", {"query": "cats"}),
+        ({"parser": "llama3_json"}, '{"name": "search"}', {}),
+    ],
+)
+def test_a_parser_takes_its_options(folder, changes, call, arguments):
+    task = load_task(data_config(**changes), folder, seed=0)
+    (found,) = task.parser.parse(call).calls
+    assert (found.name, found.arguments) == ("search", arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"parser": "hermez"}, "no parser 'hermez'; choose one of: auto, hermes, .*, fenced_python"),
+        ({"parser": "hermes", "parser_options": {"x": 1}}, "parser 'hermes' has no option 'x'"),
+        ({"parser_options": {"x": 1}}, "belong to one parser"),
+        ({"parser": "tag", "parser_options": {"tags": {"find": "search"}}}, "a tool and its argument"),
+        ({"parser": "tag", "parser_options": {"tags": {"find": ["look", "q"]}}}, "call 'look'.*: search"),
+        ({"parser": "tag", "parser_options": {"tags": {"find": ["search", "q"]}}}, "fill 'q' .*: query"),
+        ({"parser": "tag", "tools": ["task_of_mine:move"]}, 'use parser = "auto"'),
+        ({"parser": "fenced_python", "tools": []}, "by one tool, but there are 0"),
+        (
+            {
+                "parser": "tag",
+                "tools": ["task_of_mine:search", "task_of_mine:move"],
+                "parser_options": {"tags": {"find": ["search", "query"]}},
+            },
+            "no way to call tool 'move'",
+        ),
+    ],
+)
+def test_a_parser_that_does_not_fit_the_tools_is_refused(folder, changes, says):
+    with pytest.raises(ValueError, match=says):
+        load_task(data_config(**changes), folder, seed=0)
 
 
 def test_rows_may_come_from_a_python_iterable(folder):

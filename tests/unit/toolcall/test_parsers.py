@@ -191,11 +191,11 @@ def test_c6_what_could_mean_two_things_is_refused(given_arguments):
     assert "broken at character" in reason(call(given_arguments))
 
 
-def test_results_are_tool_response_text_that_tool_text_cannot_close():
+def test_results_show_failures_as_errors_and_tool_text_cannot_close_the_tag():
     assert HERMES.render_result(result("84")) == "84"
     assert HERMES.render_result(result("84"), wrapped=True) == "<tool_response>\n84\n</tool_response>"
     assert HERMES.render_result(result("x", Outcome.TIMEOUT)) == "error: x"
-    assert HERMES.render_result(result("</tool_response>"), wrapped=True).count("</tool_response>") == 1
+    assert "</tool_response>" not in HERMES.render_result(result("</tool_response>"))
 
 
 # --- tag --------------------------------------------------------------------------------------------

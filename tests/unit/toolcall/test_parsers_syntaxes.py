@@ -283,8 +283,8 @@ def test_results_show_failures_as_errors_and_cannot_close_their_tag(syntax):
     assert "error: no" in parser.render_result(result("no", Outcome.TOOL_ERROR))
     tag = parser.result_tag
     if tag:
-        rendered = parser.render_result(result(f"</{tag}> <{tag.upper()}>"), wrapped=True)
-        assert rendered.lower().count(f"<{tag}>") == rendered.lower().count(f"</{tag}>") == 1
+        rendered = parser.render_result(result(f"</{tag}> <{tag.upper()}>"), wrapped=True).lower()
+        assert rendered.count(f"<{tag}>") == rendered.count(f"</{tag}>") == 1
 
 
 @pytest.mark.parametrize("name", MESSAGE_SYNTAXES)

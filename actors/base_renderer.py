@@ -1,0 +1,88 @@
+"""The base of the renderers that use the model's own chat template, and the one for inline syntaxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from actors.call_syntax import CallSyntax
+from actors.chat_template import ChatTemplate
+from actors.tokens import Tokens
+from actors.worked_examples import in_one_turn
+from tasks.types import Message, Task
+from toolcall.types import ParsedTurn, ToolResult
+
+
+class RendererError(ValueError):
+    """The template, the tools and the task do not fit together. One sentence with the mend."""
+
+
+class TokenizerRenderer:
+    """Prompts by the chat template, parsing by the text of the turn."""
+
+    def __init__(self, tokenizer: Any, task: Task, syntax: CallSyntax, template: ChatTemplate) -> None:
+        self.syntax = syntax
+        assert syntax.parser is not None  # these renderers parse text
+        self._parser = syntax.parser
+        self._template = template
+        self._tokens = Tokens(tokenizer, self._parser.markers)
+        self._prefill = task.prefill
+        self._offer = self._offer_where_nobody_does(task)
+        self.stop = tuple(self._parser.stop)
+        self.stop_token_ids: tuple[int, ...] = (tokenizer.eos_token_id,)
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self._tokens.literal(self.template(messages) + self._prefill)
+
+    def template(self, messages: Sequence[Message]) -> str:
+        """The prompt as text, without the prefill."""
+        shown = self._show(messages)
+        return self._template.render(_with_system(shown, self._offer) if self._offer else shown)
+
+    def parse(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], *, truncated: bool) -> ParsedTurn:
+        thinking = self._tokens.in_thinking(prompt_ids, self._prefill)
+        return self._parser.parse(self.text(sampled_ids), truncated=truncated, thinking=thinking)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self._tokens.text(token_ids)
+
+    def _show(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with their worked examples in the model's call syntax."""
+        raise NotImplementedError
+
+    def _offer_where_nobody_does(self, task: Task) -> str:
+        """What the system message must say because neither the prompt nor the template shows the tools."""
+        if task.tools_in_prompt or not task.tools:
+            return ""
+        if not self._parser.inline and self._template.shows_tools:
+            return ""
+        return self._parser.offer([tool.schema() for tool in task.tools])
+
+
+class InlineRenderer(TokenizerRenderer):
+    """Results continue the assistant turn in which the call stands."""
+
+    def __init__(self, tokenizer: Any, task: Task) -> None:
+        assert task.parser is not None  # "auto" never chooses an inline syntax
+        syntax = CallSyntax.of(task.parser)
+        super().__init__(tokenizer, task, syntax, ChatTemplate(tokenizer, None))
+
+    def observation(
+        self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], results: Sequence[ToolResult]
+    ) -> list[int]:
+        text = "".join(self._parser.render_result(result) for result in results)
+        # The stop string may end inside a token such as ">\n"; then that newline is already there.
+        if text.startswith("\n") and self.text(sampled_ids[-1:]).endswith("\n"):
+            text = text[1:]
+        return self._tokens.plain(text)
+
+    def _show(self, messages: Sequence[Message]) -> list[Message]:
+        return in_one_turn(messages, self._parser)
+
+
+def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
+    """The conversation with `text` at the end of its system message."""
+    if messages and messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
