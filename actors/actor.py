@@ -13,13 +13,13 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from actors.agent_loop import Finished, Rollouts, run_episode, score_members
-from actors.renderer import load_tokenizer, make_renderer
-from actors.tool_pause import ToolPause
+from actors.agent_loop import Finished, Rollouts, mixed_rollouts, run_episode, score_members
+from actors.renderer import load_tokenizer, make_renderers
+from actors.tool_pause import AllTools, ToolPause
 from actors.vllm_engine import VllmEngine
 from buffer.client import AsyncBufferClient
 from buffer.messages import (
@@ -37,7 +37,8 @@ from configs.roles import RoleSpec
 from configs.run_folder import RunFolder
 from metrics import names
 from metrics.record import Recorder
-from tasks.loading import load_task, without_prompts
+from tasks.mixture import load_mixture
+from tasks.types import Row
 from tasks.usage import usage
 from toolcall.watchdog import LoopWatchdog
 from weightsync.receiver import Receiver
@@ -54,9 +55,10 @@ def main(spec: RoleSpec) -> None:
 
 async def _main(spec: RoleSpec) -> None:
     config = spec.config
-    task = without_prompts(load_task(config.task, spec.config_dir, config.seed), spec.dropped_prompts)
-    renderer = make_renderer(load_tokenizer(spec.model_path), task, config.model.renderer)
-    logger.info("%s", renderer.syntax)
+    mixture = load_mixture(config.task, spec.config_dir, config.seed, spec.dropped_prompts)
+    renderers = make_renderers(load_tokenizer(spec.model_path), mixture, config.model.renderer)
+    for renderer in renderers:
+        logger.info("%s", renderer.syntax)
     keys = RunFolder(spec.run_dir).read_keys()
     engine = await VllmEngine.start(
         config, spec.model_path, spec.device, spec.threads, seed=config.seed + spec.rank
@@ -65,16 +67,18 @@ async def _main(spec: RoleSpec) -> None:
     receiver = Receiver(
         VllmWeights(engine.llm), keys, spec.name, config.weightsync.timeout_s, config.weightsync.kv_cache
     )
-    rollouts = Rollouts.of(config, task, engine, renderer, spec.name, RunFolder(spec.run_dir).tools)
+    shared = RunFolder(spec.run_dir).tools
+    rollouts = mixed_rollouts(config, mixture, engine, renderers, spec.name, shared)
+    tools = AllTools([each.executor for each in rollouts])
     try:
         await client.call(Hello("actor", spec.name), CALL_TIMEOUT_S)
-        with LoopWatchdog(rollouts.executor.note_blocked):
-            await Actor(rollouts, client, receiver, spec).run()
+        with LoopWatchdog(tools.note_blocked):
+            await Actor(rollouts, mixture.pick, client, receiver, spec).run()
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures  # the first task to fail is the cause
     finally:
         await client.close()
-        await rollouts.executor.close()
+        await tools.close()
         await engine.close()
 
 
@@ -100,6 +104,7 @@ class _Group:
 
     lease: Lease
     rollouts: Rollouts
+    row: Row
     episodes: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     rolling: set[int] = field(default_factory=set)  # of them, those that still need the engine
     waiting: dict[int, Finished] = field(default_factory=dict)  # for the others, to be scored together
@@ -108,13 +113,16 @@ class _Group:
 class Actor:
     def __init__(
         self,
-        rollouts: Rollouts,
+        rollouts: Sequence[Rollouts],
+        pick: Callable[[int, int], tuple[int, Row]],
         client: BufferCalls,
         weights: Weights,
         spec: RoleSpec,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """rollouts: of each task of the run; `pick`: prompt index and epoch to a task's number and a row."""
         self._rollouts = rollouts
+        self._pick = pick
         self._client = client
         self._weights = weights
         self._config = spec.config
@@ -125,7 +133,8 @@ class Actor:
         self._drain = False
         self._finished = False
         self._metrics = Recorder(names.ACTOR_WINDOW_S)
-        self._tools = ToolPause(rollouts.executor, clock)
+        self._all_tools = AllTools([each.executor for each in rollouts])
+        self._tools = ToolPause(self._all_tools, clock)
         self._unscored: Counter[str] = Counter()  # trajectories by the reason's beginning
         self._idle_since: float | None = clock()
 
@@ -172,9 +181,11 @@ class Actor:
     def _start_group(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         # One salt for all turns of all members: each turn finds the KV of the turn before even if weights
         # changed in between, and the group's prompt is prefilled once.
-        sampling = replace(self._rollouts.sampling, cache_salt=self._weights.cache_salt)
-        rollouts = replace(self._rollouts, sampling=sampling)
-        group = self._groups[lease.lease_id] = _Group(lease, rollouts, rolling=set(lease.missing))
+        number, row = self._pick(lease.prompt_index, lease.epoch)
+        rollouts = self._rollouts[number]
+        sampling = replace(rollouts.sampling, cache_salt=self._weights.cache_salt)
+        rollouts = replace(rollouts, sampling=sampling)
+        group = self._groups[lease.lease_id] = _Group(lease, rollouts, row, rolling=set(lease.missing))
         for index in lease.missing:
             group.episodes[index] = tasks.create_task(
                 self._roll(group, index), name=f"{lease.group_id}/{index}"
@@ -183,10 +194,9 @@ class Actor:
 
     async def _roll(self, group: _Group, index: int) -> None:
         lease = group.lease
-        train = self._rollouts.task.train
         try:
             finished = await run_episode(
-                group.rollouts, lease, index, train[lease.prompt_index], lambda: self._rolled(group, index)
+                group.rollouts, lease, index, group.row, lambda: self._rolled(group, index)
             )
             for member in await self._scored(group, index, finished):
                 self._count(member)
@@ -205,7 +215,7 @@ class Actor:
 
     async def _scored(self, group: _Group, index: int, finished: Finished) -> list[Finished]:
         """What may be put now: the member itself or, where a reward sees the group, all with the last."""
-        task = self._rollouts.task
+        task = group.rollouts.task
         if not any(reward.sees_group for reward in task.rewards):
             return [finished]
         group.waiting[index] = finished
@@ -278,7 +288,7 @@ class Actor:
             self._idle_since = now
         self._metrics.set(names.ACTOR_IN_FLIGHT, sum(len(g.episodes) for g in self._groups.values()))
         self._metrics.add(names.ACTOR_TOOL_PAUSED_S, self._tools.take_paused_s())
-        of_tools = self._rollouts.executor.take_metrics()
+        of_tools = self._all_tools.take_metrics()
         return self._metrics.take() | of_tools | usage.take() | self._weights.take_metrics()
 
     def _count(self, finished: Finished) -> None:

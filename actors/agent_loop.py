@@ -21,6 +21,7 @@ from actors.recorder import Recorder
 from actors.renderer import Renderer
 from buffer.messages import Lease, StopReason, Trajectory
 from configs.schema import RunConfig, TaskConfig
+from tasks.mixture import Mixture
 from tasks.scoring import score, score_group
 from tasks.types import Episode, Message, Row, Score, Task
 from toolcall.executor import Executor
@@ -70,6 +71,23 @@ class Rollouts:
             shared=shared,
         )
         return cls(task, config.task, engine, renderer, executor, sampling, actor)
+
+
+def mixed_rollouts(
+    config: RunConfig,
+    mixture: Mixture,
+    engine: Engine,
+    renderers: Sequence[Renderer],
+    actor: str,
+    shared: Path | None = None,
+) -> list[Rollouts]:
+    """One for each task of the run: its own tools, syntax and limits, the same engine."""
+    return [
+        Rollouts.of(
+            config.model_copy(update={"task": part.limits}), part.task, engine, renderer, actor, shared
+        )
+        for part, renderer in zip(mixture.parts, renderers, strict=True)
+    ]
 
 
 @dataclass

@@ -24,7 +24,7 @@ from actors.endpoint import EndpointError
 from actors.evaluator import Draw, Roll, rolling
 from actors.renderer import RendererError
 from configs.load import load_config
-from tasks.loading import load_task
+from tasks.mixture import Mixture, load_mixture
 from tasks.types import Message, Row, Task
 from toolcall.parsers.results import shown as shown_result
 from toolcall.types import ToolCall
@@ -103,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options, overrides = parser.parse_known_args(arguments)
     loaded = load_config(options.config, overrides)
     config = loaded.config
-    task = load_task(config.task, loaded.config_dir, config.seed)
+    part = load_mixture(config.task, loaded.config_dir, config.seed).parts[0]  # of a mixture the first
+    task = part.task
     console = Console()
 
     def read() -> str | None:
@@ -113,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return None
 
     async def talk() -> None:
-        talked = chat_task(task)
+        talked = Mixture((replace(part, task=chat_task(task)),))
         async with rolling(config, talked, options) as roll:
             await chat(task, roll, read, console, config.actors.temperature)
 

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 from openai import AsyncOpenAI, OpenAIError
 
 from actors.agent_loop import Finished
 from actors.recorder import Recorder
 from buffer.messages import Lease, StopReason
-from configs.schema import RunConfig
+from configs.schema import TaskConfig
 from tasks.scoring import score
 from tasks.types import Episode, Message, Score, Task
 from toolcall.executor import Executor
@@ -54,13 +54,13 @@ class Conversation:
 
 
 class Endpoint:
-    """Use as `async with Endpoint(url, config, task) as endpoint`; `roll` is the evaluator's."""
+    """Use as `async with Endpoint(url, limits, task) as endpoint`; `roll` is the evaluator's."""
 
     def __init__(
-        self, url: str, config: RunConfig, task: Task, http: httpx.AsyncClient | None = None
+        self, url: str, limits: TaskConfig, task: Task, http: httpx2.AsyncClient | None = None
     ) -> None:
         self.url, _, self.model = url.partition("#")
-        self._limits, self._task = config.task, task
+        self._limits, self._task = limits, task
         self._executor = Executor(task.tools)
         self._schemas = [] if task.tools_in_prompt else [tool.schema() for tool in task.tools]
         self._parser = task.parser or make_parser("hermes", self._schemas)

@@ -12,6 +12,8 @@ DECODINGS = ("greedy", "sampled")
 
 def tables(result: dict[str, Any]) -> Iterator[Table]:
     yield _success(result)
+    for name, part in result.get("tasks", {}).items():
+        yield _success({"task": name, "model": result["model"], **part})
     yield _details(result)
     if "against" in result:
         yield _against(result["against"])

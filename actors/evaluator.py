@@ -18,20 +18,20 @@ import json
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actors.agent_loop import Finished, Rollouts, run_episode, score_members
+from actors.agent_loop import Finished, Rollouts, mixed_rollouts, run_episode, score_members
 from actors.endpoint import Endpoint, EndpointError
-from actors.renderer import RendererError, load_tokenizer, make_renderer
+from actors.renderer import RendererError, load_tokenizer, make_renderers
 from actors.samples import BadSamples, Sample, SampleFile, difference, read_samples, summarise
 from buffer.messages import Lease
 from configs.load import load_config
 from configs.schema import RunConfig
-from tasks.loading import load_task
+from tasks.mixture import Mixture, load_mixture
 from tasks.types import Message, Row, Task
 
 
@@ -45,9 +45,11 @@ class Draw:
     temperature: float
     seed: int
     members: int
+    part: int = 0  # number of the task in the mixture
+    task: str = ""
 
     def lease(self) -> Lease:
-        group = f"eval-{self.decoding}-{self.prompt_index}-{self.seed}"
+        group = f"eval-{self.task}-{self.decoding}-{self.prompt_index}-{self.seed}"
         seed = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=6).digest())
         members = tuple(range(self.members))
         return Lease("eval", group, self.prompt_index, 0, self.members, members, seed, 0, math.inf)
@@ -56,72 +58,88 @@ class Draw:
 Roll = Callable[[Draw, Lease, int], Awaitable[Finished]]
 
 
-def draws(config: RunConfig, rows: Sequence[Row]) -> Iterator[Draw]:
+def draws(config: RunConfig, rows: Sequence[Row], part: int = 0, task: str = "") -> Iterator[Draw]:
     for index, row in enumerate(rows):
-        yield Draw("greedy", index, row, 0.0, config.seed, 1)
+        yield Draw("greedy", index, row, 0.0, config.seed, 1, part, task)
     for seed in config.eval.seeds:
         for index, row in enumerate(rows):
-            yield Draw("sampled", index, row, config.actors.temperature, seed, config.eval.samples)
+            temperature, members = config.actors.temperature, config.eval.samples
+            yield Draw("sampled", index, row, temperature, seed, members, part, task)
+
+
+def all_draws(config: RunConfig, mixture: Mixture) -> list[Draw]:
+    """Of every task `eval.prompts` held-out prompts."""
+    wanted = []
+    for number, part in enumerate(mixture.parts):
+        held_out = part.task.held_out
+        rows = [held_out[i] for i in range(min(config.eval.prompts, len(held_out)))]
+        wanted += draws(config, rows, number, part.task.name)
+    return wanted
 
 
 async def evaluate(
-    task: Task, wanted: Sequence[Draw], roll: Roll, file: SampleFile, concurrency: int
+    tasks: Sequence[Task], wanted: Sequence[Draw], roll: Roll, file: SampleFile, concurrency: int
 ) -> list[Sample]:
     """Roll out what `file` lacks, at most `concurrency` episodes at once; the samples of all `wanted`."""
     gate = asyncio.Semaphore(concurrency)
-    grouped = any(reward.sees_group for reward in task.rewards)
+    grouped = [any(reward.sees_group for reward in task.rewards) for task in tasks]
 
     async def member(draw: Draw, number: int) -> Finished:
         async with gate:
             finished = await roll(draw, draw.lease(), number)
-        if not grouped:
+        if not grouped[draw.part]:
             file.add(_sample(draw, number, finished))
         return finished
 
     async def one(draw: Draw) -> None:
         missing = [n for n in range(draw.members) if _key(draw, n) not in file.done]
-        if grouped and missing:
+        if grouped[draw.part] and missing:
             missing = list(range(draw.members))
         finished = await asyncio.gather(*(member(draw, number) for number in missing))
-        if grouped:
-            for number, scored in zip(missing, await score_members(task, finished), strict=True):
+        if grouped[draw.part]:
+            members = await score_members(tasks[draw.part], finished)
+            for number, scored in zip(missing, members, strict=True):
                 file.add(_sample(draw, number, scored))
 
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as running:
         for draw in wanted:
-            tasks.create_task(one(draw))
+            running.create_task(one(draw))
     return [file.done[_key(draw, number)] for draw in wanted for number in range(draw.members)]
 
 
-def roll_with(rollouts: Rollouts) -> Roll:
-    """By an engine in this process, as in training."""
+def roll_with(rollouts: Sequence[Rollouts]) -> Roll:
+    """By an engine in this process, as in training; `rollouts` of each task."""
 
     async def roll(draw: Draw, lease: Lease, number: int) -> Finished:
+        own = rollouts[draw.part]
         seed = None if draw.temperature == 0 else lease.seed + number
-        sampling = replace(rollouts.sampling, temperature=draw.temperature, logprobs=False, seed=seed)
-        return await run_episode(replace(rollouts, sampling=sampling), lease, number, draw.row)
+        sampling = replace(own.sampling, temperature=draw.temperature, logprobs=False, seed=seed)
+        return await run_episode(replace(own, sampling=sampling), lease, number, draw.row)
 
     return roll
 
 
 @asynccontextmanager
-async def rolling(config: RunConfig, task: Task, options: argparse.Namespace):
+async def rolling(config: RunConfig, mixture: Mixture, options: argparse.Namespace) -> AsyncIterator[Roll]:
     """What rolls episodes out: the model folder in an engine, or the endpoint."""
-    if is_endpoint(options.model):
-        async with Endpoint(options.model, config, task) as endpoint:
-            yield endpoint.roll
-        return
-    from actors.vllm_engine import VllmEngine
+    async with AsyncExitStack() as stack:
+        if is_endpoint(options.model):
+            endpoints = [
+                await stack.enter_async_context(Endpoint(options.model, part.limits, part.task))
+                for part in mixture.parts
+            ]
+            yield lambda draw, lease, number: endpoints[draw.part].roll(draw, lease, number)
+            return
+        from actors.vllm_engine import VllmEngine
 
-    path = Path(options.model)
-    renderer = make_renderer(load_tokenizer(path), task, config.model.renderer)
-    engine = await VllmEngine.start(config, path, options.device, options.threads, seed=config.seed)
-    rollouts = Rollouts.of(config, task, engine, renderer, "eval")
-    try:
+        path = Path(options.model)
+        renderers = make_renderers(load_tokenizer(path), mixture, config.model.renderer)
+        engine = await VllmEngine.start(config, path, options.device, options.threads, seed=config.seed)
+        stack.push_async_callback(engine.close)
+        rollouts = mixed_rollouts(config, mixture, engine, renderers, "eval")
+        for each in rollouts:
+            stack.push_async_callback(each.executor.close)
         yield roll_with(rollouts)
-    finally:
-        await rollouts.executor.close()
-        await engine.close()
 
 
 def is_endpoint(model: str) -> bool:
@@ -130,49 +148,66 @@ def is_endpoint(model: str) -> bool:
 
 async def run(config: RunConfig, config_dir: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Greedy and sampled success on the task's held-out prompts, and the comparison asked for."""
-    task = load_task(config.task, config_dir, config.seed)
+    mixture = load_mixture(config.task, config_dir, config.seed)
+    tasks = [part.task for part in mixture.parts]
     theirs = read_samples(options.against) if options.against else None
-    rows = [task.held_out[i] for i in range(min(config.eval.prompts, len(task.held_out)))]
-    wanted = list(draws(config, rows))
+    wanted = all_draws(config, mixture)
     out: Path = options.out
-    file = SampleFile(out.with_suffix(".jsonl"), _facts(config, task, options.model))
+    file = SampleFile(out.with_suffix(".jsonl"), _facts(config, mixture, options.model))
     try:
         if any(_key(draw, number) not in file.done for draw in wanted for number in range(draw.members)):
-            async with rolling(config, task, options) as roll:
-                samples = await evaluate(task, wanted, roll, file, config.eval.concurrency)
+            async with rolling(config, mixture, options) as roll:
+                samples = await evaluate(tasks, wanted, roll, file, config.eval.concurrency)
         else:
-            samples = await evaluate(task, wanted, _never, file, 1)
+            samples = await evaluate(tasks, wanted, _never, file, 1)
     finally:
         file.close()
-    result: dict[str, Any] = {"task": task.name, "model": options.model, "seed": config.seed}
-    for decoding, temperature in (("greedy", 0.0), ("sampled", config.actors.temperature)):
-        part = summarise(sample for sample in samples if sample.decoding == decoding)
-        result[decoding] = part | {"temperature": temperature}
+    names = [task.name for task in tasks]
+    result: dict[str, Any] = {"task": " + ".join(names), "model": options.model, "seed": config.seed}
+    result |= _by_decoding(config, samples)
+    if len(tasks) > 1:
+        result["tasks"] = {
+            name: _by_decoding(config, [sample for sample in samples if sample.task == name])
+            for name in names
+        }
     if theirs is not None:
         result["against"] = {"file": str(options.against), **difference(samples, theirs)}
     return result
+
+
+def _by_decoding(config: RunConfig, samples: Sequence[Sample]) -> dict[str, Any]:
+    return {
+        decoding: summarise(sample for sample in samples if sample.decoding == decoding)
+        | {"temperature": temperature}
+        for decoding, temperature in (("greedy", 0.0), ("sampled", config.actors.temperature))
+    }
 
 
 async def _never(draw: Draw, lease: Lease, number: int) -> Finished:
     raise AssertionError("every sample is there")
 
 
-def _facts(config: RunConfig, task: Task, model: str) -> dict[str, Any]:
+def _facts(config: RunConfig, mixture: Mixture, model: str) -> dict[str, Any]:
     """What must be the same for samples to belong to one evaluation."""
-    limits = config.task.model_dump(include={"max_turns", "max_tokens_per_turn", "max_trajectory_tokens"})
     files = sorted(Path(model).glob("*.safetensors")) if not is_endpoint(model) else []
     weights = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
-    sampling = {"temperature": config.actors.temperature, "options": config.task.options}
-    return {"task": task.name, "model": model, "weights": weights, **sampling, **limits}
+    limits = ("max_turns", "max_tokens_per_turn", "max_trajectory_tokens", "options")
+    return {
+        "tasks": {part.task.name: part.limits.model_dump(include=set(limits)) for part in mixture.parts},
+        "model": model,
+        "weights": weights,
+        "temperature": config.actors.temperature,
+    }
 
 
-def _key(draw: Draw, number: int) -> tuple[str, int, int, int]:
-    return (draw.decoding, draw.prompt_index, draw.seed, number)
+def _key(draw: Draw, number: int) -> tuple[str, str, int, int, int]:
+    return (draw.task, draw.decoding, draw.prompt_index, draw.seed, number)
 
 
 def _sample(draw: Draw, number: int, finished: Finished) -> Sample:
     trajectory, episode = finished.trajectory, finished.episode
     return Sample(
+        task=draw.task,
         decoding=draw.decoding,
         prompt_index=draw.prompt_index,
         prompt=prompt_hash(episode.messages),

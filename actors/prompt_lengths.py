@@ -13,12 +13,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from actors.agent_loop import MIN_TURN_TOKENS
-from actors.renderer import Renderer, RendererError, load_tokenizer, make_renderer
+from actors.renderer import Renderer, RendererError, load_tokenizer, make_renderers
 from configs.load import load_config
-from tasks.loading import load_task
+from tasks.mixture import load_mixture
 from tasks.types import Message, Task
 
 
@@ -47,13 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options, overrides = parser.parse_known_args(arguments)
     loaded = load_config(options.config, overrides)
     config = loaded.config
-    task = load_task(config.task, loaded.config_dir, config.seed)
+    mixture = load_mixture(config.task, loaded.config_dir, config.seed)
     try:
-        renderer = make_renderer(load_tokenizer(options.model), task, config.model.renderer)
+        renderers = make_renderers(load_tokenizer(options.model), mixture, config.model.renderer)
     except RendererError as error:
         sys.exit(f"error: {error}")
-    result: dict[str, Any] = {"too_long": too_long(task, renderer, config.task.max_trajectory_tokens)}
-    print(json.dumps(result))
+    found = [
+        too_long(part.task, renderer, part.limits.max_trajectory_tokens) if part.limits.data else []
+        for part, renderer in zip(mixture.parts, renderers, strict=True)
+    ]
+    print(json.dumps({"too_long": found}))
 
 
 if __name__ == "__main__":

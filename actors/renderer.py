@@ -21,10 +21,11 @@ from actors.call_syntax import CallSyntax, UnknownSyntax
 from actors.chat_template import BadTemplate
 from actors.template_renderer import TemplateRenderer
 from actors.typed_renderer import TypedRenderer, typed_renderer_name
+from tasks.mixture import Mixture
 from tasks.types import Message, Task
 from toolcall.types import ParsedTurn, ToolResult
 
-__all__ = ["Renderer", "RendererError", "load_tokenizer", "make_renderer"]
+__all__ = ["Renderer", "RendererError", "load_tokenizer", "make_renderer", "make_renderers"]
 
 
 class Renderer(Protocol):
@@ -67,6 +68,11 @@ def make_renderer(tokenizer: Any, task: Task, renderer: str = "auto") -> Rendere
         raise RendererError(f"the chat template refuses a conversation with tools: {error}") from error
     _check_tools_offered(tokenizer, task, made)
     return made
+
+
+def make_renderers(tokenizer: Any, mixture: Mixture, renderer: str = "auto") -> list[Renderer]:
+    """One for each task of the run."""
+    return [make_renderer(tokenizer, part.task, renderer) for part in mixture.parts]
 
 
 def load_tokenizer(model_path: Path) -> Any:

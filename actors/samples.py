@@ -25,6 +25,7 @@ class BadSamples(ValueError):
 class Sample:
     """One rollout of a held-out prompt. `prompt` is a hash of its messages: the same in every evaluation."""
 
+    task: str
     decoding: str  # "greedy" or "sampled"
     prompt_index: int
     prompt: str
@@ -41,8 +42,8 @@ class Sample:
     results: list[list[str]] = field(default_factory=list)
 
     @property
-    def key(self) -> tuple[str, int, int, int]:
-        return (self.decoding, self.prompt_index, self.seed, self.number)
+    def key(self) -> tuple[str, str, int, int, int]:
+        return (self.task, self.decoding, self.prompt_index, self.seed, self.number)
 
 
 class SampleFile:
@@ -51,7 +52,7 @@ class SampleFile:
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
         """`facts`: what makes samples comparable. Raises BadSamples if the file was made with others."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.done: dict[tuple[str, int, int, int], Sample] = {}
+        self.done: dict[tuple[str, str, int, int, int], Sample] = {}
         whole = 0
         if path.exists():
             found, samples, whole = _read(path)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+from toolcall.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,35 @@ class Tools(Protocol):
 
     def down(self) -> Mapping[str, str]: ...
     async def probe(self) -> bool: ...
+
+
+class AllTools:
+    """The executors of all tasks of a run as one."""
+
+    def __init__(self, executors: Sequence[Executor]) -> None:
+        self._executors = executors
+
+    def down(self) -> dict[str, str]:
+        return {name: why for executor in self._executors for name, why in executor.down().items()}
+
+    async def probe(self) -> bool:
+        return all([await executor.probe() for executor in self._executors])
+
+    def note_blocked(self, task: str, seconds: float) -> None:
+        for executor in self._executors:
+            executor.note_blocked(task, seconds)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Counters of a tool that several tasks use are added up."""
+        total: dict[str, float] = {}
+        for executor in self._executors:
+            for name, value in executor.take_metrics().items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    async def close(self) -> None:
+        for executor in self._executors:
+            await executor.close()
 
 
 class ToolPause:

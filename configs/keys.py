@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel
@@ -117,6 +117,8 @@ def _describe(annotation: Any) -> str:
     if len(kinds) > 1:
         return " or ".join(_describe(kind) for kind in kinds)
     origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _describe(args[0]) + _bounds([bound for field in args[1:] for bound in field.metadata])
     if origin is Literal:
         return "one of " + ", ".join(str(choice) for choice in args)
     if origin is list:

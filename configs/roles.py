@@ -25,9 +25,9 @@ class RoleSpec:
     run_id: str
     config_dir: Path  # the config file's folder: user modules and data files are relative to it
     model_path: Path  # a Hugging Face folder, already prepared
-    num_prompts: int  # rows of the task's training data, those left out not counted
+    num_prompts: int  # of one epoch, rows left out not counted
     buffer_endpoint: str  # tcp://host:port; the buffer binds it, the others connect
     device: Literal["cpu", "cuda"]
     threads: int  # CPU threads this process may use
-    dropped_prompts: tuple[int, ...] = ()  # rows left out: their prompts leave no room to answer
+    dropped_prompts: tuple[tuple[int, ...], ...] = ()  # of each task, rows whose prompts leave no room
     master: str = ""  # learners: "host:port" of rank 0's rendezvous

@@ -31,6 +31,8 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     name: str = "calculator"
     """A shipped task, or `module:function` returning a `tasks.Task`. Ignored when `data` is set."""
+    mix: list[dict[str, Any]] = []
+    """Several tasks in one run: `{ config = "other.toml", weight = 2 }`, of each its `[task]` section."""
     options: dict[str, Any] = {}
     """Keyword arguments of the shipped task, e.g. `syntax = "hermes"` for the calculator."""
     data: str | None = None

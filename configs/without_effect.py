@@ -19,6 +19,7 @@ _ONLY_WITH_DATA = (
     "task.held_out",
     "task.data_split",
 )
+_MIX_USES = ("task.mix", "task.max_trajectory_tokens")
 _ONLY_WITHOUT_DATA = ("task.name", "task.options")
 
 
@@ -34,7 +35,10 @@ def _dead(config: RunConfig) -> dict[str, str]:
     """Keys that the other settings switch off, and why."""
     learner = config.learner
     dead: dict[str, str] = {}
-    if config.task.data is None:
+    if config.task.mix:
+        mixed = (key for key in all_keys() if key.startswith("task.") and key not in _MIX_USES)
+        dead.update(dict.fromkeys(mixed, "with task.mix: each recipe of the mix has its own"))
+    elif config.task.data is None:
         dead.update(dict.fromkeys(_ONLY_WITH_DATA, "without task.data"))
     else:
         dead.update(dict.fromkeys(_ONLY_WITHOUT_DATA, "with task.data"))

@@ -24,6 +24,7 @@ from configs.load import LoadedConfig, dump_toml, load_config
 from configs.run_folder import RunFolder
 from launcher.interrupts import EXIT_STOPPED, Interrupts
 from launcher.preflight import PreflightError
+from tasks.mixture import Part
 
 
 def train(config: Path | None, resume: Path | None, overrides: Sequence[str]) -> int:
@@ -46,27 +47,23 @@ def check(config: Path | None, overrides: Sequence[str]) -> int:
     """Everything that a run does before its first process, and what the model will be shown."""
     from actors.preview import render_preview
     from launcher.preflight import check_sinks, prepare_model
-    from launcher.prepare import plan, read_task
+    from launcher.prepare import plan, read_tasks
 
     console = Console(file=sys.stdout)
     loaded = _load(config, overrides, ("config", "keys"))
     check_sinks(loaded.config)
     resources = plan(loaded.config)
-    task = read_task(loaded)
+    mixture = read_tasks(loaded)
     model_path = prepare_model(loaded.config.model.path)
     _heading(console, "config")
     console.print(dump_toml(loaded.config).rstrip(), highlight=False, markup=False, soft_wrap=True)
     _heading(console, "machine")
     console.print(resources.words, highlight=False, soft_wrap=True)
-    _heading(console, f"task {task.name}: {len(task.train)} training prompts, {len(task.held_out)} held out")
-    console.print(
-        "rewards: " + ", ".join(f"{r.name} (weight {r.weight:g})" for r in task.rewards), highlight=False
-    )
-    for tool in task.tools:
-        _heading(console, f"tool {tool.name}")
-        console.print_json(json.dumps(tool.schema()))
-    _heading(console, "the first prompt, as the model and the learner see it")
-    console.print(render_preview(loaded.config, task, model_path), soft_wrap=True)
+    for part in mixture.parts:
+        _show_task(console, part, len(mixture.parts) > 1)
+        config_of_part = loaded.config.model_copy(update={"task": part.limits})
+        _heading(console, "the first prompt, as the model and the learner see it")
+        console.print(render_preview(config_of_part, part.task, model_path), soft_wrap=True)
     return 0
 
 
@@ -94,7 +91,7 @@ def evaluate(
     from launcher.evaluation import Evaluation
     from launcher.evaluation import evaluate as run_evaluator
     from launcher.preflight import prepare_model
-    from launcher.prepare import plan, read_task
+    from launcher.prepare import plan, read_tasks
 
     remote = is_endpoint(model)
     run = RunFolder(Path(model).resolve().parent)
@@ -104,7 +101,7 @@ def evaluate(
     if against is not None and not against.is_file():
         raise PreflightError(f"--against: there is no file {against}; name another evaluation's .jsonl")
     resources = plan(loaded.config)
-    read_task(loaded)
+    read_tasks(loaded)
     model = model if remote else str(prepare_model(model))
     label = urlsplit(model).netloc.replace(":", "-") if remote else Path(model).name
     if out is None:
@@ -130,13 +127,13 @@ def evaluate(
 def chat(config: Path | None, model: str | None, overrides: Sequence[str]) -> int:
     """Talk in this terminal to a model in a process of its own; the engine's output goes to a log."""
     from launcher.preflight import REPO, prepare_model
-    from launcher.prepare import plan, read_task
+    from launcher.prepare import plan, read_tasks
 
     run = RunFolder(Path(model or "").resolve().parent)
     if config is None and model is not None and run.config.exists():
         config = run.config
     loaded = _load(config, overrides, ("config", "model"))
-    read_task(loaded)
+    read_tasks(loaded)
     resources = plan(loaded.config)
     wanted = model or loaded.config.model.path
     found = wanted if is_endpoint(wanted) else str(prepare_model(wanted))
@@ -176,12 +173,12 @@ def new_task(name: str) -> int:
 
 def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Sequence[str]) -> int:
     """A judge's values beside people's scores."""
-    from launcher.prepare import read_task
+    from launcher.prepare import read_tasks
     from tasks.calibration import calibrate as ask
     from tasks.readers import BadData, read_rows
 
     loaded = _load(config, overrides, ("config", "data", "reward"))
-    task = read_task(loaded)
+    task = read_tasks(loaded).parts[0].task
     by_name = {r.name: r for r in task.rewards if not r.sees_group}
     name = reward or next((r.name for r in task.rewards if r.fn.__module__ == "tasks.judge"), None)
     if name not in by_name:
@@ -247,6 +244,17 @@ def _load(config: Path | None, overrides: Sequence[str], options: Sequence[str])
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return loaded
+
+
+def _show_task(console: Console, part: Part, mixed: bool) -> None:
+    from launcher.train import in_words
+
+    _heading(console, f"task {in_words(part, mixed)}")
+    rewards = ", ".join(f"{r.name} (weight {r.weight:g})" for r in part.task.rewards)
+    console.print("rewards: " + rewards, highlight=False)
+    for tool in part.task.tools:
+        _heading(console, f"tool {tool.name}")
+        console.print_json(json.dumps(tool.schema()))
 
 
 def _heading(console: Console, text: str) -> None:

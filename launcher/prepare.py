@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,8 @@ from launcher.preflight import (
     run_module,
     usable_cores,
 )
-from tasks.loading import load_task
+from tasks.mixture import Mixture, Part, load_mixture
 from tasks.reward import BadReward
-from tasks.types import Task
 from toolcall.errors import BadTool
 
 
@@ -41,12 +41,12 @@ class Run:
     config: RunConfig
     config_dir: Path
     run_id: str
-    task: Task
+    mixture: Mixture  # rows left out are not in it any more
     model_path: Path
     resources: Resources
     endpoint: str
     keys: CurveKeys
-    dropped_prompts: tuple[int, ...] = ()  # training rows whose prompts leave no room to answer
+    dropped_prompts: tuple[tuple[int, ...], ...] = ()  # of each task, rows whose prompts leave no room
 
     def specs(self) -> list[RoleSpec]:
         """What each role is told, in order of start."""
@@ -71,7 +71,7 @@ class Run:
             run_id=self.run_id,
             config_dir=self.config_dir,
             model_path=self.model_path,
-            num_prompts=len(self.task.train) - len(self.dropped_prompts),
+            num_prompts=len(self.mixture),
             dropped_prompts=self.dropped_prompts,
             buffer_endpoint=self.endpoint,
             device=self.resources.device,
@@ -82,6 +82,7 @@ class Run:
 def new_folder(config: RunConfig, now: float | None = None) -> RunFolder:
     """The folder of a new run. Raises PreflightError if there is a run in it already."""
     task = Path(config.task.data).stem if config.task.data else config.task.name.replace(":", "-")
+    task = "mix" if config.task.mix else task
     name = config.launch.name or f"{task}-{time.strftime('%m%d-%H%M%S', time.localtime(now))}"
     folder = RunFolder(Path(config.launch.runs_dir) / name)
     if folder.config.exists():
@@ -102,10 +103,11 @@ def existing_folder(path: Path) -> RunFolder:
     return folder
 
 
-def read_task(loaded: LoadedConfig) -> Task:
-    """The config's task. Raises PreflightError."""
+def read_tasks(loaded: LoadedConfig, dropped: Sequence[Sequence[int]] = ()) -> Mixture:
+    """The config's tasks, without the rows `dropped` of each. Raises PreflightError."""
+    config = loaded.config
     try:
-        return load_task(loaded.config.task, loaded.config_dir, loaded.config.seed)
+        return load_mixture(config.task, loaded.config_dir, config.seed, dropped)
     except (BadTool, BadReward, ValueError, OSError) as error:
         raise PreflightError(f"the task cannot be loaded: {error}") from error
 
@@ -120,15 +122,17 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     check_sinks(config)
     resources = plan(config)
     endpoint = choose_endpoint(config)
-    task = read_task(loaded)
+    mixture = read_tasks(loaded)
     model_path = prepare_model(config.model.path)
-    dropped = find_long_prompts(loaded, task, model_path)
+    dropped = find_long_prompts(loaded, mixture, model_path)
+    if any(dropped):
+        mixture = read_tasks(loaded, dropped)
     return Run(
         folder=folder,
         config=config,
         config_dir=loaded.config_dir,
         run_id=_write(folder, loaded, endpoint),
-        task=task,
+        mixture=mixture,
         model_path=model_path,
         resources=resources,
         endpoint=endpoint,
@@ -137,17 +141,26 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     )
 
 
-def find_long_prompts(loaded: LoadedConfig, task: Task, model_path: Path) -> tuple[int, ...]:
-    """Training rows to leave out, by `task.long_prompts`. Raises PreflightError where it says refuse, or
-    if none would be left. Made tasks know their prompts; only data from outside is measured."""
-    config = loaded.config.task
-    if config.data is None:
+def find_long_prompts(
+    loaded: LoadedConfig, mixture: Mixture, model_path: Path
+) -> tuple[tuple[int, ...], ...]:
+    """Of each task the training rows to leave out, by `task.long_prompts`. Raises PreflightError where it
+    says refuse, or if none would be left. Only data from outside is measured: a made task knows its own."""
+    if not any(part.limits.data for part in mixture.parts):
         return ()
     arguments = ["--config", str(loaded.source), "--model", str(model_path), *loaded.overrides]
-    found = json.loads(run_module("actors.prompt_lengths", arguments, "measuring the prompts"))["too_long"]
-    room = f"task.max_trajectory_tokens = {config.max_trajectory_tokens}"
-    count = f"{len(found)} of {len(task.train)} training prompts"
-    if found and config.long_prompts == "refuse":
+    answer = run_module("actors.prompt_lengths", arguments, "measuring the prompts")
+    dropped = tuple(tuple(rows) for rows in json.loads(answer)["too_long"])
+    for part, rows in zip(mixture.parts, dropped, strict=True):
+        _refuse_long_prompts(part, rows)
+    return dropped
+
+
+def _refuse_long_prompts(part: Part, found: Sequence[int]) -> None:
+    task, limits = part.task, part.limits
+    count = f"{len(found)} of {len(task.train)} training prompts of {task.name}"
+    room = f"task.max_trajectory_tokens = {limits.max_trajectory_tokens}"
+    if found and limits.long_prompts == "refuse":
         first = task.make_messages(task.train[found[0]])[-1]["content"]
         raise PreflightError(
             f"{count} leave no room to answer within {room}, the first begins {str(first)[:60]!r}; "
@@ -155,7 +168,6 @@ def find_long_prompts(loaded: LoadedConfig, task: Task, model_path: Path) -> tup
         )
     if len(found) == len(task.train):
         raise PreflightError(f"{count} leave no room to answer within {room}; raise it")
-    return tuple(found)
 
 
 def _write(folder: RunFolder, loaded: LoadedConfig, endpoint: str) -> str:

@@ -28,6 +28,7 @@ from launcher.progress import before_after, measured
 from launcher.run_view import RunView
 from launcher.supervisor import Supervisor
 from metrics.sinks import open_sinks
+from tasks.mixture import Part
 
 _TICK_S = 0.5
 _LOG_TAIL = 15  # lines of a failed role's log on the screen
@@ -57,31 +58,37 @@ def train(loaded: LoadedConfig, folder: RunFolder, console: Console) -> int:
 
 
 def _introduce(run: Run, console: Console) -> None:
-    task, tools = run.task, ", ".join(tool.name for tool in run.task.tools)
     lines = {
         "run": f"{run.folder.root} (config.toml, metrics.jsonl, logs/)",
         "machine": run.resources.words,
         "model": str(run.model_path),
-        "task": f"{task.name}: {len(task.train)} training and {len(task.held_out)} held-out prompts; {tools}",
+        "task": "; ".join(in_words(part, len(run.mixture.parts) > 1) for part in run.mixture.parts),
     }
     lines |= {"note": text} if (text := notes(run)) else {}
     for label, text in lines.items():
         console.print(f"{label:<8} {text}", highlight=False, markup=False, soft_wrap=True)
 
 
+def in_words(part: Part, mixed: bool = False) -> str:
+    """A task in one line."""
+    task, tools = part.task, ", ".join(tool.name for tool in part.task.tools)
+    text = f"{task.name}: {len(task.train)} training and {len(task.held_out)} held-out prompts; {tools}"
+    return f"{text}; weight {part.weight:g}, {part.share} prompts an epoch" if mixed else text
+
+
 def notes(run: Run) -> str:
     """What a user should know of the data before it is trained on."""
     said = []
-    rows, dropped = len(run.task.train), len(run.dropped_prompts)
-    config, groups = run.config.task, run.config.buffer.groups_per_batch
-    if dropped:
+    for part, dropped in zip(run.mixture.parts, run.dropped_prompts, strict=False):
+        if dropped:
+            said.append(
+                f"{len(dropped)} training prompts of {part.task.name} left out: they leave no room to answer "
+                f"within task.max_trajectory_tokens = {part.limits.max_trajectory_tokens}"
+            )
+    prompts, groups = len(run.mixture), run.config.buffer.groups_per_batch
+    if prompts < groups:
         said.append(
-            f"{dropped} of {rows} training prompts left out: they leave no room to answer within "
-            f"task.max_trajectory_tokens = {config.max_trajectory_tokens}"
-        )
-    if rows - dropped < groups:
-        said.append(
-            f"a step takes {groups} groups but there are {rows - dropped} training prompts, so a step repeats"
+            f"a step takes {groups} groups but there are {prompts} training prompts, so a step repeats"
             " some; lower buffer.groups_per_batch or give more rows"
         )
     return "; ".join(said)

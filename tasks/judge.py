@@ -229,12 +229,13 @@ class Bench:
             "temperature": 0.0,
             "max_tokens": asked.max_tokens,
         }
-        schema = {"name": "verdict", "strict": True, "schema": json.loads(asked.schema)}
+        schema: Any = {"name": "verdict", "strict": True, "schema": json.loads(asked.schema)}
         if self._structured:
             try:
-                return await client.chat.completions.create(
-                    **request, response_format={"type": "json_schema", "json_schema": schema}
-                )
+                structured: dict[str, Any] = {
+                    "response_format": {"type": "json_schema", "json_schema": schema}
+                }
+                return await client.chat.completions.create(**request, **structured)
             except BadRequestError as error:
                 if "response_format" not in str(error) and "schema" not in str(error):
                     raise

@@ -7,6 +7,7 @@ library runs in processes of its own, under a deadline. Needs `math-verify` and 
 from __future__ import annotations
 
 import atexit
+import importlib
 import importlib.util
 import logging
 import multiprocessing
@@ -18,7 +19,7 @@ from tasks.rules import extract_answer
 from tasks.scoring import Unscorable
 from tasks.types import Episode
 
-EQUIVALENCE_S = 10.0
+EQUIVALENCE_S = 20.0
 _WORKERS = 2
 
 
@@ -26,19 +27,18 @@ _WORKERS = 2
 def math_match(episode: Episode, answer: Any, tag: str = "answer") -> float:
     """1 if the model's `<answer>` (or its `\\boxed{…}`, with `tag = ""`) equals the row's answer, else 0.
 
-    Numbers, fractions, sets, intervals, equations and formulas, in LaTeX or plain notation. An answer that
-    cannot be evaluated within 10 seconds equals nothing.
+    Numbers, fractions, sets, intervals, equations and formulas, in LaTeX or plain notation.
     """
     given = extract_answer(episode, tag)
     return 0.0 if given is None else float(same_value(given, str(answer)))
 
 
 def same_value(given: str, expected: str) -> bool:
-    """Raises Unscorable if `expected` itself is no mathematics."""
+    """Raises Unscorable if `expected` itself is no mathematics, or if the two take too long to compare."""
     try:
         equal = _pool().schedule(_equal, (given, expected), timeout=EQUIVALENCE_S).result()
     except TimeoutError:
-        return False
+        raise Unscorable(f"{given[:40]!r} was not compared within {EQUIVALENCE_S:g} s") from None
     if equal is None:
         raise Unscorable(f"the row's answer {expected!r} cannot be read as mathematics")
     return equal
@@ -48,11 +48,16 @@ def _equal(given: str, expected: str) -> bool | None:
     """In a worker. None if `expected` cannot be read. The library's own deadlines need a main thread."""
     from math_verify import parse, verify
 
-    logging.disable(logging.WARNING)  # it warns of the deadlines that are switched off here
     wanted = parse(_delimited(expected), parsing_timeout=0)
     if not wanted:
         return None
     return verify(wanted, parse(_delimited(given), parsing_timeout=0), timeout_seconds=0)
+
+
+def _prepare_worker() -> None:
+    """Before its first task, so that importing the library counts against no answer."""
+    importlib.import_module("math_verify")
+    logging.disable(logging.WARNING)  # it warns of the deadlines that are switched off here
 
 
 def _delimited(text: str) -> str:
@@ -67,6 +72,7 @@ def _pool() -> Any:
             raise Unscorable(f"tasks.mathematics needs {library}; pip install math-verify pebble")
     from pebble import ProcessPool
 
-    pool = ProcessPool(_WORKERS, context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")  # the actor has threads: a fork could inherit a held lock
+    pool = ProcessPool(_WORKERS, initializer=_prepare_worker, context=context)
     atexit.register(pool.stop)
     return pool

@@ -12,6 +12,7 @@ from configs.roles import RoleSpec
 from configs.schema import RunConfig
 from metrics import names
 from tasks import Reward, reward
+from tasks.mixture import Mixture, Part
 from tests.fakes import FakeBuffer, FakeWeights
 from tests.unit.actors.support import correct, make_lease, make_rollouts, make_task
 from tests.unit.actors.test_tool_pause import FakeTools
@@ -41,7 +42,8 @@ def make_actor(
         device="cpu",
         threads=1,
     )
-    return Actor(rollouts, buffer, weights or FakeWeights(), spec), engine
+    pick = Mixture((Part(rollouts.task, rollouts.limits, Path(), share=1),)).pick
+    return Actor([rollouts], pick, buffer, weights or FakeWeights(), spec), engine
 
 
 def leases(count: int, size: int = 2):
@@ -249,3 +251,21 @@ def test_no_group_is_leased_while_a_tool_is_down_and_the_run_ends_balanced():
     asyncio.run(drive())
     assert len(buffer.put) == 6 and buffer.leases == [] and buffer.returned == []
     assert any(beat.metrics[names.ACTOR_TOOL_PAUSED_S] > 0 for beat in buffer.beats)
+
+
+def test_each_task_of_a_mixture_has_its_own_tools_syntax_and_rewards():
+    """Two tasks on one engine: the lease's prompt says which."""
+    tag, hermes = make_task(name="tag"), make_task("hermes", name="hermes")
+    answer = lambda tokenizer: tokenizer.encode("<answer>84</answer><|im_end|>")  # noqa: E731
+    buffer = FakeBuffer([replace(lease, prompt_index=n) for n, lease in enumerate(leases(2))])
+    actor, engine = make_actor(buffer, answer)
+    rollouts = []
+    for task in (tag, hermes):
+        made, _, _ = make_rollouts([], task=task)
+        rollouts.append(replace(made, engine=engine))
+    mixture = Mixture(tuple(Part(each.task, each.limits, Path(), share=1) for each in rollouts))
+    actor._rollouts, actor._pick = rollouts, mixture.pick
+    run(actor)
+    assert {(t.prompt_index, t.task) for t in buffer.put} == {(0, "tag"), (1, "hermes")}
+    counted = {name for beat in buffer.beats for name in beat.metrics if name.endswith("/success")}
+    assert {"task/tag/success", "task/hermes/success"} <= counted

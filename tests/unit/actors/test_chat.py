@@ -22,7 +22,7 @@ def test_a_message_runs_the_tools_and_the_next_remembers_it(syntax):
     said = iter(["12 times 7?", " ", "What did I ask?", "/new", "Hi", None])
     screen = io.StringIO()
     console = Console(file=screen, width=80)
-    asyncio.run(chat(task, roll_with(rollouts), lambda: next(said), console, 0.0))
+    asyncio.run(chat(task, roll_with([rollouts]), lambda: next(said), console, 0.0))
     shown = screen.getvalue()
     assert "calculator: 84" in shown and "It is 84" in shown and "You asked for 84" in shown
     second, third = (tokenizer.decode(ids) for ids, *_ in engine.requests[2:])
@@ -36,5 +36,5 @@ def test_what_ended_badly_is_said():
     rollouts, *_ = make_rollouts(["far too long an answer"], task=chat_task(task), max_tokens_per_turn=2)
     said = iter(["12 times 7?", "/quit"])
     screen = io.StringIO()
-    asyncio.run(chat(task, roll_with(rollouts), lambda: next(said), Console(file=screen), 0.0))
+    asyncio.run(chat(task, roll_with([rollouts]), lambda: next(said), Console(file=screen), 0.0))
     assert "ended by max_tokens" in screen.getvalue()

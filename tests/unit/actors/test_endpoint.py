@@ -3,12 +3,12 @@
 import asyncio
 import json
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from actors.endpoint import Endpoint, EndpointError
 from actors.evaluator import Draw
-from configs.schema import RunConfig
+from configs.schema import TaskConfig
 from tests.unit.actors.support import make_task
 
 ROW = {"question": "12 times 7?", "answer": "84"}
@@ -43,10 +43,9 @@ def roll(*answers, syntax="hermes", tools_in_prompt=False, url="http://test/v1",
         return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
 
     async def scenario():
-        config = RunConfig.model_validate({"task": limits})
         task = make_task(syntax, tools_in_prompt=tools_in_prompt)
         http = httpx.AsyncClient(transport=httpx.MockTransport(serve))
-        async with Endpoint(url, config, task, http) as endpoint:
+        async with Endpoint(url, TaskConfig(**limits), task, http) as endpoint:
             draw = Draw("sampled", 0, ROW, 0.7, 3, 1)
             return await endpoint.roll(draw, draw.lease(), 0)
 
@@ -101,7 +100,7 @@ def test_an_endpoint_that_is_not_there_is_said_in_one_sentence(monkeypatch):
             raise httpx.ConnectError("refused")
 
         http = httpx.AsyncClient(transport=httpx.MockTransport(refuse))
-        async with Endpoint("http://test/v1", RunConfig(), make_task(), http):
+        async with Endpoint("http://test/v1", TaskConfig(), make_task(), http):
             pass
 
     with pytest.raises(

@@ -25,8 +25,8 @@ def rolled(path, rewards=None, engine_of=lambda engine: engine):
     file = SampleFile(path, {"task": "sums"})
     wanted = list(draws(CONFIG, ROWS))
     try:
-        roll = engine_of(roll_with(rollouts))
-        return asyncio.run(evaluate(task, wanted, roll, file, concurrency=3)), engine
+        roll = engine_of(roll_with([rollouts]))
+        return asyncio.run(evaluate([task], wanted, roll, file, concurrency=3)), engine
     finally:
         file.close()
 

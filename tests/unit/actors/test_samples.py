@@ -10,7 +10,15 @@ FACTS = {"task": "sums", "model": "a"}
 def sample(prompt=0, number=0, success=True, decoding="sampled", seed=0, **fields) -> Sample:
     reward = {"reward": float(success)} if "error" not in fields else {"reward": None}
     return Sample(
-        decoding, prompt, f"p{prompt}", seed, number, success, stop_reason="answer", **(reward | fields)
+        "sums",
+        decoding,
+        prompt,
+        f"p{prompt}",
+        seed,
+        number,
+        success,
+        stop_reason="answer",
+        **(reward | fields),
     )
 
 
@@ -22,7 +30,7 @@ def test_a_file_gives_back_what_was_written_and_goes_on(tmp_path):
     with path.open("a") as file:
         file.write('{"decoding": "samp')  # a killed evaluation
     again = SampleFile(path, FACTS)
-    assert list(again.done) == [("sampled", 0, 0, 0)]
+    assert list(again.done) == [("sums", "sampled", 0, 0, 0)]
     again.add(sample(1))
     again.close()
     assert read_samples(path) == [sample(0, turns=["é\u2028"]), sample(1)]

@@ -9,7 +9,7 @@ from configs.load import load_config
 from configs.run_folder import RunFolder
 from launcher import prepare
 from launcher.preflight import PreflightError
-from launcher.prepare import existing_folder, find_long_prompts, new_folder, prepare_run, read_task
+from launcher.prepare import existing_folder, find_long_prompts, new_folder, prepare_run, read_tasks
 from launcher.train import notes
 
 
@@ -68,10 +68,10 @@ def test_each_role_is_told_who_it_is(loaded, tmp_path):
 def test_a_task_that_cannot_be_loaded_is_one_sentence(tmp_path):
     (tmp_path / "a.toml").write_text('[task]\nname = "calculater"\n')
     with pytest.raises(PreflightError, match=r"the task cannot be loaded: .*calculater"):
-        read_task(load_config(tmp_path / "a.toml"))
+        read_tasks(load_config(tmp_path / "a.toml"))
     (tmp_path / "a.toml").write_text('[task]\ndata = "none.jsonl"\nrewards = ["tasks.rules:exact_match"]\n')
     with pytest.raises(PreflightError, match=r"the task cannot be loaded: .*none\.jsonl"):
-        read_task(load_config(tmp_path / "a.toml"))
+        read_tasks(load_config(tmp_path / "a.toml"))
 
 
 def test_nothing_is_written_when_a_check_fails(monkeypatch, loaded, tmp_path):
@@ -94,7 +94,7 @@ def data(tmp_path, monkeypatch):
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "c.toml").write_text('[task]\ndata = "q.jsonl"\nrewards = ["tasks.rules:exact_match"]\n')
     found: list[int] = []
-    monkeypatch.setattr(prepare, "run_module", lambda *_: json.dumps({"too_long": found}))
+    monkeypatch.setattr(prepare, "run_module", lambda *_: json.dumps({"too_long": [found]}))
     monkeypatch.setattr(prepare, "prepare_model", lambda name: tmp_path / "model")
     monkeypatch.setattr(prepare, "find_gpus", lambda: 0)
     return tmp_path, found
@@ -102,12 +102,13 @@ def data(tmp_path, monkeypatch):
 
 def test_prompts_without_room_are_left_out_and_counted(data):
     folder, found = data
+    before = len(read_tasks(load_config(folder / "c.toml")))
     found += [0, 3]
     run = prepare_run(load_config(folder / "c.toml"), RunFolder(folder / "run"))
     specs = run.specs()
-    assert all(spec.dropped_prompts == (0, 3) for spec in specs)
-    assert all(spec.num_prompts == len(run.task.train) - 2 for spec in specs)
-    assert f"2 of {len(run.task.train)} training prompts left out" in notes(run)
+    assert all(spec.dropped_prompts == ((0, 3),) for spec in specs)
+    assert all(spec.num_prompts == len(run.mixture) == before - 2 for spec in specs)
+    assert "2 training prompts of q left out" in notes(run)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +121,10 @@ def test_prompts_without_room_are_left_out_and_counted(data):
 def test_prompts_without_room_are_refused(data, policy, count, says):
     folder, found = data
     loaded = load_config(folder / "c.toml", ["--task.long_prompts", policy])
-    task = read_task(loaded)
-    found += range(min(count, len(task.train)))
+    mixture = read_tasks(loaded)
+    found += range(min(count, len(mixture)))
     with pytest.raises(PreflightError, match=says):
-        find_long_prompts(loaded, task, folder)
+        find_long_prompts(loaded, mixture, folder)
 
 
 def test_data_smaller_than_a_step_is_said(data):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-import httpx
+import httpx2 as httpx
 import pytest
 from openai import AsyncOpenAI
 
