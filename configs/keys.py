@@ -118,7 +118,9 @@ def _describe(annotation: Any) -> str:
         return " or ".join(_describe(kind) for kind in kinds)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _describe(args[0]) + _bounds([bound for field in args[1:] for bound in field.metadata])
+        return _describe(args[0]) + _bounds(
+            [bound for field in args[1:] for bound in getattr(field, "metadata", [field])]
+        )
     if origin is Literal:
         return "one of " + ", ".join(str(choice) for choice in args)
     if origin is list:
