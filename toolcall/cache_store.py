@@ -1,9 +1,9 @@
 """Kept results of tools on disk, shared by the actors of a run and by later runs that resume it.
 
 Invariant: a result that is served was stored whole under the same key, and is younger than its tool's
-`cache_ttl`. SQLite in WAL mode: any number of processes may read and write, and a killed one leaves
-nothing half-written. A store that cannot be used costs a run of the tool, never the call. Called by the
-executor in a thread.
+`cache_ttl`. SQLite in WAL mode: any number of processes of one host may read and write, and a killed one
+leaves nothing half-written. A store that cannot be used costs a run of the tool, never the call. Called by
+the executor in a thread.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import difflib
 import hashlib
 import logging
 import random
+import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from toolcall.work import finish, start
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 10.0
 DEFAULT_MAX_OUTPUT_TOKENS = 1000
 CHARS_PER_TOKEN = 4  # of an executor that was given no tokenizer's count
 MAX_BACKOFF_S = 5.0
@@ -79,7 +81,9 @@ class Executor:
         self._clock = clock
         self._cache: SingleFlight[_Answer] = SingleFlight(cache_entries, lambda a: a.outcome is Outcome.OK)
         on_disk = shared and any(tool.options.cache == "disk" for tool in self._tools.values())
-        self._store = CacheStore(shared / "cache.sqlite") if shared and on_disk else None
+        self._store = (
+            CacheStore(shared / f"cache-{socket.gethostname()}.sqlite") if shared and on_disk else None
+        )
         self._counter = CallCounter()
         self._jitter = random.Random()  # not the trajectory's: retries must not change what tools draw
 
@@ -109,6 +113,8 @@ class Executor:
                 await finish(start(shutdown, is_async=True), CLOSE_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - a user's code, see above
                 logger.warning("closing a tool failed: %r", error)
+        for lane in self._lanes.values():
+            lane.close()
         if self._store is not None:
             self._store.close()
 
@@ -144,7 +150,7 @@ class Executor:
     async def _answers(self, tool: Tool) -> bool:
         assert tool.probe is not None
         try:
-            await finish(start(tool.probe, is_async=True), tool.options.timeout)
+            await finish(start(tool.probe, is_async=True), PROBE_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - a user's code; still down, whatever it says
             self._health[tool.name].reason = f"{tool.name} is unavailable ({error})"
             return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,29 +44,37 @@ class Instance:
 class ToolClass:
     """A class with tools, and how its objects begin and end."""
 
-    def __init__(self, cls: type, setup_timeout: float, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, cls: type, setup_timeout: float) -> None:
         self.cls = cls
         self.setup_timeout = setup_timeout
-        self.settings = settings or {}  # keyword arguments of the constructor
         for name in LIFECYCLE:
             _refuse_lifecycle(cls, name)
 
-    async def instance(self, context: ToolContext) -> Instance:
+    async def instance(self, context: ToolContext, left_behind: Callable[[Work], None]) -> Instance:
         """This trajectory's object, set up. Raises what its constructor or `setup` raised, or TimeoutError;
-        then the next call makes another."""
+        then the next call makes another. left_behind: told of a `setup` that outlives its deadline."""
         ready = context.instances.get(self)
         if ready is None or _failed(ready):
-            instance = Instance(self.cls(**self.settings))
-            ready = context.instances[self] = asyncio.ensure_future(self._set_up(instance, context))
+            instance = Instance(self.cls())
+            setting_up = self._set_up(instance, context, left_behind)
+            ready = context.instances[self] = asyncio.create_task(setting_up)
             context.resources.push_async_callback(self._end, instance, ready)
         return await asyncio.shield(ready)  # calls of one turn share it
 
-    async def _set_up(self, instance: Instance, context: ToolContext) -> Instance:
+    async def _set_up(
+        self, instance: Instance, context: ToolContext, left_behind: Callable[[Work], None]
+    ) -> Instance:
         setup = getattr(instance.object, "setup", None)
-        if setup is not None:
-            takes_context = len(inspect.signature(setup).parameters) == 1
-            call = functools.partial(setup, context) if takes_context else setup
-            await finish(start(call, inspect.iscoroutinefunction(setup)), self.setup_timeout)
+        if setup is None:
+            return instance
+        takes_context = len(inspect.signature(setup).parameters) == 1
+        call = functools.partial(setup, context) if takes_context else setup
+        work = start(call, inspect.iscoroutinefunction(setup), f"tool {self.cls.__name__}.setup")
+        try:
+            await finish(work, self.setup_timeout)
+        finally:
+            if work.running():
+                left_behind(work)
         return instance
 
     async def _end(self, instance: Instance, ready: asyncio.Future[Any]) -> None:
@@ -75,7 +83,8 @@ class ToolClass:
         close = getattr(instance.object, "close", None)
         if close is not None:
             try:
-                await finish(start(close, inspect.iscoroutinefunction(close)), CLOSE_TIMEOUT_S)
+                work = start(close, inspect.iscoroutinefunction(close), f"tool {self.cls.__name__}.close")
+                await finish(work, CLOSE_TIMEOUT_S)
             except DeadlineExceeded as error:
                 raise DeadlineExceeded(f"{self.cls.__name__}.close: {error}") from None
 

@@ -78,6 +78,10 @@ class Lane:
         most, self._most_running = self._most_running, self._running
         return most
 
+    def close(self) -> None:
+        if self._run_slots is not None:
+            self._run_slots.close()
+
     def recovered(self) -> None:
         """A probe has found that what is behind the tool is there again."""
         self._breaker.succeeded()
@@ -144,7 +148,7 @@ class Lane:
         tool = self._tool
         if tool.owner is None:
             return await self._finish(self._start(tool.bind(arguments, context)))
-        instance = await tool.owner.instance(context)
+        instance = await tool.owner.instance(context, self._left_behind.append)
         call = tool.bind(arguments, context, instance.object)
         if tool.is_async:
             return await self._finish(self._start(call))

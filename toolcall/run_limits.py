@@ -11,6 +11,7 @@ Called by `toolcall.lane`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import random
@@ -27,7 +28,8 @@ class RunSlots:
 
     def __init__(self, folder: Path, tool: str, count: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._files = [folder / f"{tool}.slot{number}" for number in range(count)]
+        self._free = [_open(folder / f"{tool}.slot{number}") for number in range(count)]
+        # the slots that this process does not hold; a lock on one says that no other process does
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
@@ -38,8 +40,8 @@ class RunSlots:
         try:
             yield
         finally:
-            fcntl.flock(held, fcntl.LOCK_UN)  # not by closing alone: a forked child may hold a copy
-            os.close(held)
+            fcntl.flock(held, fcntl.LOCK_UN)
+            self._free.append(held)
 
     async def _wait(self) -> int:
         pause = FIRST_LOOK_S
@@ -49,15 +51,21 @@ class RunSlots:
         return held
 
     def _try_all(self) -> int | None:
-        for path in random.sample(self._files, len(self._files)):
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
+        for file in random.sample(self._free, len(self._free)):
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(file)
-            else:
+                self._free.remove(file)
                 return file
         return None
+
+    def close(self) -> None:
+        """When no slot is held any more."""
+        for file in self._free:
+            os.close(file)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 class RunRate:
@@ -78,7 +86,7 @@ class RunRate:
         if self._file is None:
             wait, self._next = self._reserved(self._next, self._clock(), longest_wait_s)
             return wait
-        file = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
+        file = _open(self._file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # held for microseconds
             text = os.read(file, 64)

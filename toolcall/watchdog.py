@@ -1,8 +1,8 @@
 """Who blocks the event loop? One tool that computes or waits without `await` stops every episode.
 
 Invariant: a task that keeps the loop for longer than `limit_s` is reported once, while it does so, with its
-name and the line that it is at, and again with the seconds that it took. A loop that is merely late (a
-machine with too few cores) has no task running and is not reported. Started by the actor.
+name and the line that it is at, and again with the seconds that it took. Time in which the loop's thread
+only waited for a core is not counted. Started by the actor.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 logger = logging.getLogger(__name__)
 
+_MEND = "; await there, or make it a plain def, which runs in a thread"
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
 
 
@@ -32,6 +34,7 @@ class LoopWatchdog:
     def __enter__(self) -> LoopWatchdog:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
+        self._schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self._beat()
         threading.Thread(target=self._watch, name="loop watchdog", daemon=True).start()
         return self
@@ -41,7 +44,7 @@ class LoopWatchdog:
         self._timer.cancel()
 
     def _beat(self) -> None:
-        self._beaten = time.monotonic()
+        self._beaten, self._waited = time.monotonic(), self._waited_for_a_core()
         self._timer = self._loop.call_later(self._limit_s / 4, self._beat)
 
     def _watch(self) -> None:
@@ -53,20 +56,30 @@ class LoopWatchdog:
                 logger.warning("%s blocked the event loop for %.1f s", culprit, seconds)
                 self._note(culprit, seconds)
                 culprit = ""
-            elif not culprit and time.monotonic() - self._beaten > self._limit_s:
-                culprit, since = self._report(), self._beaten
+            elif not culprit and (seconds := self._late_s()) > self._limit_s:
+                culprit, since = self._report(seconds), self._beaten
 
-    def _report(self) -> str:
+    def _late_s(self) -> float:
+        return time.monotonic() - self._beaten - (self._waited_for_a_core() - self._waited)
+
+    def _waited_for_a_core(self) -> float:
+        """Seconds that the loop's thread was ready to run and did not, since it began. 0 where unknown."""
+        try:
+            return int(self._schedstat.read_text().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def _report(self, seconds: float) -> str:
         """The name of the task that has the loop; empty if none has."""
         task = asyncio.current_task(self._loop)
         if task is None:
             return ""
         logger.warning(
-            "%s has blocked the event loop for %.1f s, and with it every episode, at %s; "
-            "await there, or make it a plain def, which runs in a thread",
+            "%s has blocked the event loop for %.1f s, and with it every episode, at %s%s",
             task.get_name(),
-            time.monotonic() - self._beaten,
+            seconds,
             _where(sys._current_frames().get(self._loop_thread)),
+            _MEND if task.get_name().startswith("tool ") else "",
         )
         return task.get_name()
 

@@ -87,7 +87,8 @@ def test_a_store_that_cannot_be_used_costs_a_run_and_not_the_call(tmp_path):
 
     async def scenario():
         first, second = real(look, tmp_path), real(look, tmp_path)
-        with sqlite3.connect(tmp_path / "cache.sqlite") as database:
+        (path,) = tmp_path.glob("cache-*.sqlite")
+        with sqlite3.connect(path) as database:
             database.execute("DROP TABLE results")
         return [(await run_one(executor, look, query="a")).text for executor in (first, second)]
 

@@ -203,6 +203,17 @@ def test_every_call_leaves_its_span_also_a_cancelled_one():
 # --- a blocked event loop (real time) ---------------------------------------------------------------------
 
 
+def test_a_loop_that_only_waits_for_a_core_is_not_reported(monkeypatch, caplog):
+    monkeypatch.setattr(LoopWatchdog, "_waited_for_a_core", lambda self: time.monotonic())
+
+    async def scenario():
+        with LoopWatchdog(lambda name, seconds: None, limit_s=0.01):
+            time.sleep(0.1)  # noqa: ASYNC251 - as if another process had the core
+
+    asyncio.run(scenario())
+    assert "blocked" not in caplog.text
+
+
 def test_a_tool_that_blocks_the_loop_is_named_with_its_line_and_counted(caplog):
     entered, reported = threading.Event(), threading.Event()
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.toolcall.support import executor_for, loop_time, run_virtual, turn
 from toolcall import BadTool, Outcome, ToolContext, ToolUnavailable, load_tools, tool
+from toolcall.lane import Limits
 
 HOUR = 3600.0
 log: list[str] = []
@@ -280,3 +281,26 @@ def test_what_cannot_be_a_tool_class_is_refused():
     ]:
         with pytest.raises(BadTool, match=message):
             tool(**options)(cls)
+
+
+def test_setups_that_hang_in_threads_are_counted_and_stop_the_tool():
+    release = threading.Event()
+
+    @tool(setup_timeout=0.02)
+    class Stuck:
+        def setup(self) -> None:
+            release.wait(30)
+
+        async def work(self) -> str:
+            """Work."""
+            return "done"
+
+    async def scenario():
+        executor = executor_for(*load_tools([Stuck]), clock=time.time, limits=Limits(max_left_behind=2))
+        results = [(await executor.run(turn(("work", {})), ToolContext()))[0] for _ in range(3)]
+        release.set()
+        return results
+
+    results = asyncio.run(scenario())
+    assert [result.outcome for result in results] == [Outcome.TIMEOUT] * 2 + [Outcome.INFRASTRUCTURE]
+    assert "2 of its calls never came back" in results[2].text
