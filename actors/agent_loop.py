@@ -297,7 +297,7 @@ def _observe(rollouts: Rollouts, state: _State, prompt_ids: list[int], results: 
         limits.max_observation_tokens,
         limits.max_trajectory_tokens - len(recorder.token_ids) - MIN_TURN_TOKENS,
     )
-    if limits.max_total_observation_tokens is not None:
+    if limits.max_total_observation_tokens:
         room = min(room, limits.max_total_observation_tokens - state.observed)
     sampled_ids = recorder.token_ids[len(prompt_ids) :]
     ids = fit_observation(rollouts.renderer, prompt_ids, sampled_ids, results, room)

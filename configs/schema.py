@@ -67,8 +67,8 @@ class TaskConfig(Section):
     """Prompt, turns and observations together."""
     max_observation_tokens: Positive = 256
     """Tool text in one turn, cut with a note of how much was left out."""
-    max_total_observation_tokens: Positive | None = None
-    """Tool text in all turns of a trajectory; when it is used up, the trajectory ends. null: no limit."""
+    max_total_observation_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tool text in all turns of a trajectory; when it is used up, the trajectory ends. 0: no limit."""
     trajectory_timeout_s: Seconds = 300
     """Wall clock of one trajectory, tools included."""
 

@@ -109,7 +109,7 @@ def test_c9_each_trajectory_has_its_own_object_set_up_once_and_closed_once_after
         assert loop_time() == pytest.approx(3)  # one setup for both calls of a turn
         texts.append(await _say(executor, one, "c"))
         (read,) = await executor.run(turn(("pad_read", {"number": 1})), one)
-        assert log == ["setup one", "setup two"]
+        assert sorted(log) == ["setup one", "setup two"]
         for context in (one, two, one):
             await executor.finish(context)
         return texts, read.text
@@ -117,7 +117,7 @@ def test_c9_each_trajectory_has_its_own_object_set_up_once_and_closed_once_after
     texts, read = run_virtual(scenario())
     assert texts == [["a", "a b"], ["RuntimeError: broken pen"], ["a b c"]]
     assert read == "one b"
-    assert log == ["setup one", "setup two", "close one", "close two"]
+    assert log[2:] == ["close one", "close two"]
 
 
 def test_c9_a_trajectory_that_never_calls_makes_no_object():
