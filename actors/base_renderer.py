@@ -46,6 +46,9 @@ class TokenizerRenderer:
     def text(self, token_ids: Sequence[int]) -> str:
         return self._tokens.text(token_ids)
 
+    def plain(self, text: str) -> list[int]:
+        return self._tokens.plain(text)
+
     def _show(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with their worked examples in the model's call syntax."""
         raise NotImplementedError

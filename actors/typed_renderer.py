@@ -35,8 +35,8 @@ class TypedRenderer:
         try:
             config: Any = config_from_name(name)
             self._renderer: Any = create_renderer(tokenizer, config)
-        except ValueError as error:
-            raise RendererError(f"model.renderer = {name!r}: {error}") from error
+        except (ValueError, AssertionError) as error:  # unknown; or a token of the format is not there
+            raise RendererError(f"model.renderer = {name!r} does not fit this tokenizer: {error}") from error
         self._parser = task.parser
         why = f"token by token by the renderers package, which knows {name!r}"
         self.syntax = CallSyntax(name, why) if task.parser is None else CallSyntax.of(task.parser)
@@ -79,3 +79,6 @@ class TypedRenderer:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self._tokens.text(token_ids)
+
+    def plain(self, text: str) -> list[int]:
+        return self._tokens.plain(text)

@@ -103,6 +103,11 @@ def result(text: str, call_id: str = "abc123xyz") -> ToolResult:
     return ToolResult(call_id, "calculator", Outcome.OK, text, span)
 
 
+def rendered(template: str, made: Any, messages: list[dict[str, Any]]) -> str:
+    renderer: Any = make_renderer(tokenizer_for(template), made, "template")
+    return renderer.template(messages)
+
+
 def observed(template: str, *results: ToolResult) -> str:
     tokenizer = tokenizer_for(template)
     renderer = make_renderer(tokenizer, task(), "template")
@@ -148,6 +153,7 @@ def test_a_sampled_turn_is_parsed_with_its_control_tokens(template, parser):
     assert len(renderer.parse(prompt, sampled, truncated=False).calls) == (0 if thinks else 1)
     sampled = tokenizer.encode("</think>", add_special_tokens=False) + sampled
     (found,) = renderer.parse(prompt, sampled, truncated=False).calls
+    assert isinstance(found, ToolCall)
     assert (found.name, found.arguments) == ("calculator", {"expression": "1+1"})
     assert tokenizer.eos_token not in renderer.text(sampled)
 
@@ -220,25 +226,22 @@ EXAMPLE = [
 
 @pytest.mark.parametrize(("template", "parser"), CHOSEN)
 def test_a_worked_example_is_shown_in_the_syntax_that_is_parsed(template, parser):
-    renderer = make_renderer(tokenizer_for(template), task(), "template")
-    text = renderer.template(EXAMPLE).partition("1+1?")[2]
+    text = rendered(template, task(), EXAMPLE).partition("1+1?")[2]
     calls = make_parser(parser).parse(text).calls
     assert [getattr(call, "arguments", call) for call in calls] == [{"expression": "1+1"}]
     assert text.count("tool_response>") in (0, 2)
 
 
 def test_a_worked_example_where_the_template_knows_no_calls_is_text():
-    renderer = make_renderer(tiny_tokenizer(), task(), "template")
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>'
     assert (
         f"<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>tool\n<tool_response>\n2\n</tool_response><|im_end|>\n"
-        in renderer.template(EXAMPLE)
+        in rendered(CHATML, task(), EXAMPLE)
     )
 
 
 def test_a_worked_example_of_an_inline_syntax_is_one_turn():
-    renderer = make_renderer(tiny_tokenizer(), make_task("tag", tools_in_prompt=False))
-    text = renderer.template(EXAMPLE)
+    text = rendered(CHATML, make_task("tag", tools_in_prompt=False), EXAMPLE)
     assert "assistant\n<calc>1+1</calc>\n<result>2</result>\nIt is 2.<|im_end|>" in text
     assert "<calc>expression</calc>: Evaluate arithmetic." in text  # offered, since the prompt does not
 
