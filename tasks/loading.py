@@ -23,7 +23,10 @@ from toolcall.parsers import AUTO, make_parser
 from toolcall.registry import Tool, load_tools
 from toolcall.types import Parser
 
-SHIPPED = {"calculator": "tasks.calculator:calculator_task"}  # functions (seed, **options) -> Task
+SHIPPED = {  # functions (seed, **options) -> Task
+    "calculator": "tasks.calculator:calculator_task",
+    "search_qa": "tasks.search_qa:search_qa_task",
+}
 SUCCESS_AT = 1.0  # of a data task's first reward
 REWARD_SETTINGS = ("use", "weight", "name", "timeout", "options", "fields")  # of one entry of task.rewards
 

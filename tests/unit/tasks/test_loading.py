@@ -413,7 +413,7 @@ def test_a_users_function_makes_a_task(folder):
 @pytest.mark.parametrize(
     ("fields", "error", "says"),
     [
-        ({"name": "calculater"}, BadTask, "did you mean 'calculator'.*Use one of: calculator"),
+        ({"name": "calculater"}, BadTask, "did you mean 'calculator'.*Use one of: calculator, "),
         ({"name": "chess"}, BadTask, "Use one of: calculator"),
         ({"options": {"sintax": "tag"}}, BadTask, "no 'sintax' .*syntax, shots, train_size"),
         ({"options": {"syntax": "xml"}}, ValueError, "tag, hermes"),
