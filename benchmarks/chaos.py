@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -66,12 +67,20 @@ class Result:
 class Run:
     """A run whose launcher is a process of ours."""
 
-    def __init__(self, folder: Path, steps: int, mains: dict[str, str], model: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        mains: dict[str, str],
+        model: Path,
+        actors: int = ACTORS,
+        lease_timeout_s: float = 5,
+    ) -> None:
         self.folder, self.steps, self.mains = RunFolder(folder), steps, mains
         for name in ("logs", "pids"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self.folder.create_keys()
-        self.specs = specs(folder, steps, model)
+        self.specs = specs(folder, steps, model, actors, lease_timeout_s)
         self._launcher: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
@@ -125,16 +134,16 @@ class Run:
             self._launcher.wait(CALL_S)
 
 
-def specs(folder: Path, steps: int, model: Path) -> list[RoleSpec]:
+def specs(folder: Path, steps: int, model: Path, actors: int, lease_timeout_s: float) -> list[RoleSpec]:
     config = RunConfig.model_validate(
         {
             "model": {"path": str(model), "dtype": "float32"},
-            "actors": {"count": ACTORS, "group_size": 4, "max_restarts": 10**6},
+            "actors": {"count": actors, "group_size": 4, "max_restarts": 10**6},
             "buffer": {
                 "groups_per_batch": 4,
                 "max_staleness": 2,
                 "heartbeat_s": 0.2,
-                "lease_timeout_s": 5,
+                "lease_timeout_s": lease_timeout_s,
                 "keep": "all",
             },
             "learner": {"steps": steps, "checkpoint_every": 3, "max_restarts": 10**6, "lr": 1e-3},
@@ -155,19 +164,21 @@ def specs(folder: Path, steps: int, model: Path) -> list[RoleSpec]:
         device="cpu",
         threads=1,
     )
-    actors = [replace(common, role="actor", name=f"actor-{rank}", rank=rank) for rank in range(ACTORS)]
+    actors = [replace(common, role="actor", name=f"actor-{rank}", rank=rank) for rank in range(actors)]
     return [common, *actors, replace(common, role="learner", name="learner-0")]
 
 
-def chaos(run: Run, kills: int, rng: random.Random, deadline_s: float, result: Result) -> None:
-    """Kill until `kills` processes have died, then let the run finish."""
-    until = time.monotonic() + deadline_s
+def chaos(
+    run: Run, kills: int, rng: random.Random, killing_s: float, deadline_s: float, result: Result
+) -> None:
+    """Kill until `kills` processes have died or `killing_s` have passed, then let the run finish."""
+    until, kill_until = time.monotonic() + deadline_s, time.monotonic() + killing_s
     run.start()
     wanted_step, next_kill = 1, 0.0
     while not run.has_finished():
         if time.monotonic() > until:
             raise TimeoutError(f"the run has not ended after {deadline_s:.0f} s; see {run.folder.logs}")
-        if result.kills.total() < kills and time.monotonic() >= next_kill:
+        if result.kills.total() < kills and next_kill <= time.monotonic() < kill_until:
             if run.step() >= wanted_step and kill_one(run, rng, result):
                 # Often at once again, while others start or reconnect; else after some steps of progress.
                 wanted_step = run.step() + rng.choice([0, 0, 1, 2])
@@ -229,7 +240,9 @@ def weights_of(run: Run) -> bytes:
     return (vector if vector.exists() else run.folder.export / "model.safetensors").read_bytes()
 
 
-def measure(folder: Path, kills: int, steps: int, seed: int, learner: str, deadline_s: float) -> Result:
+def measure(
+    folder: Path, kills: int, steps: int, seed: int, learner: str, deadline_s: float, killing_s: float = inf
+) -> Result:
     """The whole experiment in `folder`."""
     mains, model = dict(MAINS), folder / "model"
     if learner == "real":
@@ -240,7 +253,7 @@ def measure(folder: Path, kills: int, steps: int, seed: int, learner: str, deadl
     run, result, started = Run(folder / "chaos", steps, mains, model), Result(), time.monotonic()
     again = None
     try:
-        chaos(run, kills, random.Random(seed), deadline_s, result)
+        chaos(run, kills, random.Random(seed), killing_s, deadline_s, result)
         result.seconds = time.monotonic() - started
         judge(run, result)
         again = replay(run, folder / "replay", model, deadline_s)
@@ -280,12 +293,21 @@ def main() -> None:
     parser.add_argument("--learner", choices=["vector", "real"], default="vector")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deadline", type=float, default=3600, help="seconds, of the whole")
+    parser.add_argument("--seconds", type=float, default=inf, help="kill no more after this time")
     parser.add_argument("--keep", type=Path, help="leave the run folders here")
     options = parser.parse_args()
     steps = options.steps or 4 * options.kills
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
-        result = measure(folder, options.kills, steps, options.seed, options.learner, options.deadline)
+        result = measure(
+            folder,
+            options.kills,
+            steps,
+            options.seed,
+            options.learner,
+            options.deadline,
+            options.seconds,
+        )
     Console().print(table(result))
     sys.exit(0 if result.kept_every_promise else 1)
 
