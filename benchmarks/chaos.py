@@ -87,6 +87,7 @@ class Run:
     def start(self) -> None:
         endpoint = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"  # a resumed run has a new one too
         chosen = [replace(spec, buffer_endpoint=endpoint) for spec in self.specs]
+        self.folder.endpoint.write_text(endpoint + "\n")
         (self.folder.root / "specs.pickle").write_bytes(pickle.dumps((chosen, self.mains)))
         log = (self.folder.logs / "launcher.log").open("ab")
         command = [sys.executable, "-m", "benchmarks.chaos_roles", str(self.folder.root)]

@@ -123,10 +123,15 @@ def launch(run_dir: Path) -> int:
 
 
 def act(spec: RoleSpec) -> None:
-    asyncio.run(_act(spec))
+    asyncio.run(_act(spec, episode_s=0.05))
 
 
-async def _act(spec: RoleSpec) -> None:
+def act_slowly(spec: RoleSpec) -> None:
+    """With episodes that take their time and no processor, as while a tool is waited for."""
+    asyncio.run(_act(spec, episode_s=2.0))
+
+
+async def _act(spec: RoleSpec, episode_s: float) -> None:
     buffer = AsyncBufferClient(spec.buffer_endpoint, RunFolder(spec.run_dir).read_keys(), "actor", spec.name)
     await buffer.call(Hello("actor", spec.name), CALL_S)
     version, finished = 0, False
@@ -134,21 +139,18 @@ async def _act(spec: RoleSpec) -> None:
         beat = await buffer.call(Heartbeat("actor", spec.name, version=version), CALL_S)
         version, finished = beat.version, beat.finished or beat.drain
         grant = await buffer.call(LeaseRequest(spec.name, 2, version), CALL_S)
-        await asyncio.gather(
-            *(
-                _member(buffer, spec, lease, index, version)
-                for lease in grant.leases
-                for index in lease.missing
-            )
-        )
+        members = [(lease, index) for lease in grant.leases for index in lease.missing]
+        await asyncio.gather(*(_member(buffer, spec, *one, version, episode_s) for one in members))
         if not grant.leases:
             await asyncio.sleep(min(grant.retry_after_s, TICK_S))
     await buffer.call(Heartbeat("actor", spec.name, version=version, state="finished"), CALL_S)
     await buffer.close()
 
 
-async def _member(buffer: AsyncBufferClient, spec: RoleSpec, lease: Lease, index: int, version: int) -> None:
-    await asyncio.sleep(random.uniform(0, 0.05))
+async def _member(
+    buffer: AsyncBufferClient, spec: RoleSpec, lease: Lease, index: int, version: int, episode_s: float
+) -> None:
+    await asyncio.sleep(random.uniform(0, episode_s))
     trajectory = roll(lease, index, version, spec.name)
     ack = await buffer.call(PutTrajectory(trajectory), CALL_S)
     if ack.stored or ack.duplicate:  # what the buffer has promised to keep
