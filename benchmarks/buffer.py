@@ -194,7 +194,7 @@ def take_turns(
 ) -> dict[str, Measured]:
     """The best round of each. What is not available here is said and left out."""
     best: dict[str, Measured] = {}
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for name, measure in list(measurements.items()):
             try:
                 measured = measure()
@@ -202,12 +202,17 @@ def take_turns(
                 console.print(str(error))
                 del measurements[name]
                 continue
+            console.print(
+                f"round {number}: {name} {measured.puts_per_s:,.0f} put/s", style="dim", highlight=False
+            )
             if name not in best or measured.puts_per_s > best[name].puts_per_s:
                 best[name] = measured
     return best
 
 
-def measure_all(count: int, producers: Sequence[int], rounds: int, console: Console) -> None:
+def measure_all(
+    count: int, producers: Sequence[int], peers: Sequence[str], rounds: int, console: Console
+) -> None:
     model = trajectory()
     body = plain_bytes(model)
     with ExitStack() as stack:
@@ -217,13 +222,12 @@ def measure_all(count: int, producers: Sequence[int], rounds: int, console: Cons
         }
         for n in producers:
             measurements[f"buffer, {n} producers"] = lambda n=n: measure_buffer(model, count, n)
-            measurements[f"Redis Streams, {n} producers"] = lambda n=n: measure_redis(model, count, n)
-        try:
+            if "redis" in peers:
+                measurements[f"Redis Streams, {n} producers"] = lambda n=n: measure_redis(model, count, n)
+        if "ray" in peers:
             stack.enter_context(ray_cluster(max(producers)))
             for n in producers:
                 measurements[f"Ray queue, {n} producers"] = lambda n=n: measure_ray(model, UNIT, n)
-        except Unavailable as error:
-            console.print(str(error))
         best = take_turns(measurements, rounds, console)
     sizes = f"{len(body):,} bytes plain, {len(encode_trajectory(model)):,} as sent and stored"
     console.print(table(best, f"{count} trajectories of {TOKENS} tokens, {sizes}; best of {rounds} rounds"))
@@ -332,6 +336,7 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=4096, help="of each measurement; Ray's has 512")
     parser.add_argument("--producers", default="1,4,16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", default="redis,ray", help="those to compare with; empty for none")
     parser.add_argument("--stored", type=int, default=100_000, help="trajectories in the restart's store")
     parser.add_argument("--trained", type=int, default=1_000_000, help="trajectories of the memory test")
     parser.add_argument("--only", choices=["speed", "restart", "memory"])
@@ -339,7 +344,8 @@ def main() -> None:
     console = Console(width=130)
     if options.only in (None, "speed"):
         count = max(1, options.trajectories // UNIT) * UNIT
-        measure_all(count, [int(n) for n in options.producers.split(",")], options.rounds, console)
+        producers = [int(n) for n in options.producers.split(",")]
+        measure_all(count, producers, options.peers.split(","), options.rounds, console)
     if options.only in (None, "restart"):
         measure_restart(options.stored, console)
     if options.only in (None, "memory"):

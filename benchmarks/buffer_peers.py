@@ -236,10 +236,8 @@ def _wait_for(condition: Callable[[], Any]) -> None:
 
 @contextmanager
 def ray_cluster(producers: int) -> Iterator[None]:
-    try:
-        import ray
-    except ImportError as error:
-        raise Unavailable("the Ray queue is left out: pip install ray") from error
+    import ray
+
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         ray.init(
             num_cpus=producers + 2,
