@@ -87,6 +87,17 @@ def check(
     _run(lambda: commands.check(config, context.args))
 
 
+@app.command(context_settings=_OVERRIDES)
+def tools(context: typer.Context, config: Config = None) -> None:
+    """The tools that the model is offered, with their schemas; `call` tries one as a run would.
+
+    `python launch.py tools --config my_task.toml`
+
+    `python launch.py tools call search '{"query": "cats"}' --config my_task.toml`
+    """
+    _run(lambda: commands.tools(config, context.args))
+
+
 @app.command(name="eval", context_settings=_OVERRIDES)
 def evaluate(
     context: typer.Context,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -47,11 +47,22 @@ class Key:
             kind in (str, type(None)) or _is_word_choice(kind) for kind in _alternatives(self.annotation)
         )
 
+    @property
+    def holds_text(self) -> bool:
+        """True if every entry of this open-ended key is text."""
+        return self.annotation == dict[str, str]
+
 
 @lru_cache(maxsize=1)
 def all_keys() -> dict[str, Key]:
     """Every key by dotted name, in the schema's order."""
     return {key.name: key for key in _walk(RunConfig, "")}
+
+
+def documented_keys() -> Iterable[Key]:
+    """Every key, and below a table of sections those of an entry called NAME."""
+    for key in all_keys().values():
+        yield from (key, *entry_keys(key, "NAME").values())
 
 
 def sections() -> tuple[str, ...]:
@@ -60,12 +71,28 @@ def sections() -> tuple[str, ...]:
 
 def find_key(name: str) -> Key | None:
     """The key called `name`, or the open-ended key that `name` lies below (`task.options.syntax`)."""
-    keys = all_keys()
+    return _find(name, all_keys())
+
+
+def entry_keys(key: Key, entry: str) -> dict[str, Key]:
+    """The keys of one entry of a table of sections (`task.mcp` and the name of a server); else empty."""
+    section = section_of_entries(key.annotation)
+    return {k.name: k for k in _walk(section, f"{key.name}.{entry}.")} if section else {}
+
+
+def section_of_entries(annotation: Any) -> type[BaseModel] | None:
+    """What each entry of a `dict[str, Section]` is."""
+    return _section(get_args(annotation)[1]) if get_origin(annotation) is dict else None
+
+
+def _find(name: str, keys: Mapping[str, Key]) -> Key | None:
     if name in keys:
         return keys[name]
     for key in keys.values():
         if key.open_ended and name.startswith(key.name + "."):
-            return key
+            entry = name.removeprefix(key.name + ".").partition(".")[0]
+            inner = entry_keys(key, entry)
+            return _find(name, inner) if inner and name != f"{key.name}.{entry}" else key
     return None
 
 
@@ -98,7 +125,10 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterable[Key]:
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
-    kind: Any = field.annotation
+    return _section(field.annotation)
+
+
+def _section(kind: Any) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
@@ -128,7 +158,7 @@ def _describe(annotation: Any) -> str:
     if origin is tuple:
         return f"a list of {len(args)}, each {_describe(args[0])}"
     if origin is dict:
-        return "a table of settings"
+        return "a table of texts" if args[1] is str else "a table of settings"
     return _NAMES[annotation]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from configs.keys import all_keys, find_key, nearest, sections
+from configs.keys import Key, all_keys, entry_keys, find_key, nearest, section_of_entries, sections
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.without_effect import settings_without_effect
@@ -106,16 +106,27 @@ def _refuse_unknown(
         field = model.model_fields.get(name)
         if field is None:
             raise ConfigError(_unknown(prefix + name, where, ()))
-        inner = field.annotation
+        inner, full = field.annotation, prefix + name
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{prefix}{name} {where} must be a table, written as [{prefix}{name}]")
-            _refuse_unknown(value, where, inner, f"{prefix}{name}.")
+            _refuse_unknown(_table(value, full, where), where, inner, f"{full}.")
+        elif section := section_of_entries(inner):
+            for entry, settings in _table(value, full, where).items():
+                path = f"{full}.{entry}"
+                _refuse_unknown(_table(settings, path, where), where, section, f"{path}.")
+
+
+def _table(value: Any, name: str, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} {where} must be a table, written as [{name}]")
+    return value
 
 
 def _unknown(name: str, where: str, options: Sequence[str]) -> str:
     on_command_line = where == _COMMAND_LINE
     candidates = [*all_keys(), *(SHORT_NAMES if on_command_line else sections()), *options]
+    for key in all_keys().values():
+        if key.open_ended and name.startswith(key.name + "."):
+            candidates += entry_keys(key, name.removeprefix(key.name + ".").partition(".")[0])
     guess = nearest(name, candidates)
     dashes = "--" if on_command_line else ""
     mend = f"did you mean {dashes}{guess}" if guess else "`python launch.py check --keys` lists them all"
@@ -156,7 +167,7 @@ def _known_name(name: str, options: Sequence[str]) -> str:
 def _value(name: str, raw: str) -> Any:
     """A word of the command line as the value that TOML would have given for the same key."""
     key = find_key(name)
-    is_text = key is not None and key.name == name and key.is_text
+    is_text = key is not None and (key.is_text if key.name == name else key.holds_text)
     if is_text:
         return None if raw.lower() in ("null", "none") and "null" in (key.wanted if key else "") else raw
     if raw.lower() in ("true", "false"):
@@ -182,11 +193,18 @@ def _build(data: dict[str, Any], where: Callable[[str], str]) -> RunConfig:
         first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
         raise ConfigError(first["msg"].removeprefix("Value error, "))
-    path = [str(part) for part in first["loc"][:2]]
-    name = ".".join(path)
-    value: Any = data
-    for part in path:
-        value = value[part]
-    key = all_keys()[name]
+    name, key, value = _culprit([str(part) for part in first["loc"]], data)
     given, doc = json.dumps(value, default=str), key.doc.rstrip(".")
     raise ConfigError(f"{name} = {given} {where(name)} must be {key.wanted} ({doc})")
+
+
+def _culprit(path: Sequence[str], data: dict[str, Any]) -> tuple[str, Key, Any]:
+    """The setting that pydantic's `path` leads to or into: its name, its key and what it was given."""
+    name, value, key = "", data, None
+    for part in path:
+        if key is not None and not section_of_entries(key.annotation):
+            break
+        name, value = f"{name}.{part}".removeprefix("."), value[part]
+        key = find_key(name)
+    assert key is not None
+    return name, key, value

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+from configs.mcp import McpConfig, refuse_bad_server
+from configs.section import SECTION, Fraction, Positive, Seconds
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = SECTION
 
 
 class ModelConfig(Section):
@@ -47,6 +46,8 @@ class TaskConfig(Section):
     """Options of single tools instead of their decorators', e.g. `[task.tool_options.search] timeout = 5`."""
     rewards: list[str | dict[str, Any]] = []
     """Rewards as `module:object` or `{ use = "module:object", weight, name, timeout, options, fields }`."""
+    mcp: dict[str, McpConfig] = {}
+    """MCP servers whose tools the task has besides its own, each a table `[task.mcp.NAME]`."""
     prompt: str = "{question}"
     """With `data`: the user message; `{field}` is replaced by the row's field, other braces stay."""
     system: str = ""
@@ -71,6 +72,12 @@ class TaskConfig(Section):
     """Tool text in all turns of a trajectory; when it is used up, the trajectory ends. 0: no limit."""
     trajectory_timeout_s: Seconds = 300
     """Wall clock of one trajectory, tools included."""
+
+    @model_validator(mode="after")
+    def _refuse_bad_servers(self) -> TaskConfig:
+        for name, server in self.mcp.items():
+            refuse_bad_server(name, server)
+        return self
 
 
 class ActorsConfig(Section):

@@ -17,13 +17,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from configs.keys import Key, all_keys
+from configs.keys import Key, documented_keys
 from configs.load import LoadedConfig, dump_toml, load_config
 from configs.run_folder import RunFolder
 from launcher.interrupts import EXIT_STOPPED, Interrupts
 from launcher.preflight import PreflightError
+from launcher.tools import print_tools, read_call, try_call
 from tasks.mixture import Part
 
 
@@ -67,19 +69,34 @@ def check(config: Path | None, overrides: Sequence[str]) -> int:
     return 0
 
 
+def tools(config: Path | None, words: Sequence[str]) -> int:
+    """words: `call NAME JSON` or nothing, then dotted settings."""
+    from launcher.prepare import read_tasks
+
+    settings = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    call = read_call(words[:settings])
+    parts = read_tasks(_load(config, words[settings:], ("config",))).parts
+    console = Console(file=sys.stdout)
+    if call is not None:
+        return 0 if try_call(console, [part.task for part in parts], call) else 1
+    for part in parts:
+        if len(parts) > 1 or not part.task.tools:
+            _heading(console, f"task {part.task.name}{'' if part.task.tools else ' has no tools'}")
+        print_tools(console, part.task.tools)
+    return 0
+
+
 def keys(pattern: str) -> int:
     """Print the config keys whose name or documentation contains `pattern`."""
     console = Console(file=sys.stdout)
-    found = [key for key in all_keys().values() if pattern.lower() in (key.name + key.doc).lower()]
+    found = [key for key in documented_keys() if pattern.lower() in (key.name + key.doc).lower()]
     if not found:
         raise PreflightError(f"no config key has {pattern!r} in its name or description")
     table = Table(box=None, pad_edge=False)
     for column in ("key", "default", "what it does"):
         table.add_column(column, no_wrap=column != "what it does")
     for key in found:
-        table.add_row(
-            f"--{key.name}", _default(key), f"{key.doc} [dim]({key.wanted})[/]".replace("['", "\\['")
-        )
+        table.add_row(f"--{key.name}", _default(key), f"{escape(key.doc)} [dim]({escape(key.wanted)})[/]")
     console.print(table)
     return 0
 
@@ -252,9 +269,7 @@ def _show_task(console: Console, part: Part, mixed: bool) -> None:
     _heading(console, f"task {in_words(part, mixed)}")
     rewards = ", ".join(f"{r.name} (weight {r.weight:g})" for r in part.task.rewards)
     console.print("rewards: " + rewards, highlight=False)
-    for tool in part.task.tools:
-        _heading(console, f"tool {tool.name}")
-        console.print_json(json.dumps(tool.schema()))
+    print_tools(console, part.task.tools)
 
 
 def _heading(console: Console, text: str) -> None:

@@ -81,7 +81,7 @@ def _made_task(config: TaskConfig, config_dir: Path, seed: int) -> Task:
     task = make(**_options(make, config, seed))
     if not isinstance(task, Task):
         raise BadTask(f"task.name = {config.name!r} returned a {type(task).__name__}, not a tasks.Task")
-    return task
+    return replace(task, tools=load_tools([*task.tools, *_mcp_tools(config, config_dir)]))
 
 
 def _options(make: Callable[..., Any], config: TaskConfig, seed: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _data_task(config: TaskConfig, config_dir: Path) -> Task:
     prompt.check(rows)
     rewards = _load_rewards(config.rewards, config_dir)
     _check_fields(rewards, rows)
-    tools = load_tools(config.tools, config_dir)
+    tools = load_tools([*config.tools, *_mcp_tools(config, config_dir)], config_dir)
     parser = _parser_for(config.parser, config.parser_options, tools)
     train, held_out = split(rows, config.held_out, prompt.prompt)
     return Task(
@@ -119,6 +119,15 @@ def _data_task(config: TaskConfig, config_dir: Path) -> Task:
         success=lambda episode: _succeeded(episode, rewards),
         tools_in_prompt=_taught(parser, tools, config),
     )
+
+
+def _mcp_tools(config: TaskConfig, config_dir: Path) -> list[Tool]:
+    """Last of a task's parts, since each server is started and asked."""
+    if not config.mcp:
+        return []
+    from toolcall.mcp.loading import load_mcp_tools  # the SDK takes a second to import
+
+    return load_mcp_tools(config.mcp, config_dir)
 
 
 def _succeeded(episode: Episode, rewards: Sequence[Reward]) -> bool:

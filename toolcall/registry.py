@@ -198,7 +198,10 @@ def load_tools(
             found = make_tools(found, folder)
         for each in _tools_of(found, reference):
             if each.name in tools:
-                raise BadTool(f"two tools are called {each.name!r}; rename one with @tool(name=…)")
+                raise BadTool(
+                    f"two tools are called {each.name!r}; rename one with @tool(name=…), "
+                    "or by rename or prefix of its MCP server"
+                )
             tools[each.name] = each
     for name, given in (options or {}).items():
         if name not in tools:

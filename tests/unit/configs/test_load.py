@@ -160,3 +160,52 @@ def test_every_key_has_a_line_of_documentation_and_says_what_it_takes():
 
 def test_nearest_finds_nothing_where_nothing_is_near():
     assert nearest("xyzzy", all_keys()) is None
+
+
+SERVER = '[task.mcp.maps]\ncommand = "maps-server"\n'
+
+
+def test_settings_of_an_mcp_server_can_be_overridden_one_by_one(tmp_path):
+    (tmp_path / "a.toml").write_text(SERVER)
+    words = ["--task.mcp.maps.timeout_s", "5", "--task.mcp.maps.args", '["-v"]', "--task.mcp.maps.env.CITY=7"]
+    server = load_config(tmp_path / "a.toml", words).config.task.mcp["maps"]
+    assert (server.timeout_s, server.args, server.env) == (5, ["-v"], {"CITY": "7"})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("comand = 'x'", "unknown key task.mcp.maps.comand in my.toml; did you mean task.mcp.maps.command"),
+        ("timeout_s = 'x'", 'task.mcp.maps.timeout_s = "x" in my.toml must be a number above 0'),
+        ("args = ['a', 3]", 'task.mcp.maps.args = ["a", 3] in my.toml must be a list'),
+        ("url = 'http://x/mcp'", "task.mcp.maps needs a command (stdio) or a url (HTTP), but has both"),
+        ("headers = {a = 'b'}", "task.mcp.maps.headers has no effect with command"),
+        ("env = {API_KEY = 'abc'}", "task.mcp.maps.env.API_KEY would be written to the run folder"),
+        ("\n[task.mcp.planes]", "task.mcp.planes needs a command (stdio) or a url (HTTP), but has neither"),
+        ("\n[task.mcp.'a.b']\ncommand = 'x'", "task.mcp has a server called 'a.b'"),
+        ("\n[task.mcp.web]\nurl = 'localhost:1'", "task.mcp.web.url = 'localhost:1' is no address"),
+        ("\n[task.mcp.web]\nurl = 'https://me:pw@host/'", "task.mcp.web.url would be written"),
+        (
+            "\n[task.mcp.web]\nurl = 'https://host/'\nheaders = {Authorization = 'Bearer abc'}",
+            "task.mcp.web.headers.Authorization would be written to the run folder; keep the value in an "
+            'environment variable and write "${NAME_OF_THE_VARIABLE}"',
+        ),
+    ],
+)
+def test_a_wrong_mcp_server_is_named_with_its_mend(text, says, tmp_path):
+    message = refusal(text=f"{SERVER}{text}\n", tmp_path=tmp_path)
+    assert says in message and "abc" not in message
+
+
+def test_a_server_that_is_no_table_is_refused(tmp_path):
+    assert "task.mcp.maps in my.toml must be a table" in refusal(
+        text='[task.mcp]\nmaps = "maps-server"\n', tmp_path=tmp_path
+    )
+
+
+def test_variables_stay_variables_in_the_resolved_config(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAPS_TOKEN", "s3cret")
+    text = '[task.mcp.web]\nurl = "https://host/"\nheaders = {Authorization = "Bearer ${MAPS_TOKEN}"}\n'
+    (tmp_path / "a.toml").write_text(text)
+    resolved = dump_toml(load_config(tmp_path / "a.toml").config)
+    assert "Bearer ${MAPS_TOKEN}" in resolved and "s3cret" not in resolved

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 def calls(monkeypatch):
     """The commands' arguments in place of the commands."""
     seen = []
-    for name in ("train", "check", "keys", "evaluate", "status"):
+    for name in ("train", "check", "keys", "evaluate", "status", "tools"):
         monkeypatch.setattr(commands, name, lambda *args, name=name: seen.append((name, *args)) or 0)
     return seen
 
@@ -53,6 +53,13 @@ def test_eval_and_status_and_keys(calls):
         ("evaluate", None, "runs/x/export", None, None, ["--eval.prompts", "512"]),
         ("status", Path("runs/x")),
         ("keys", "staleness"),
+    ]
+
+
+def test_a_call_of_a_tool_and_settings_may_stand_around_the_config(calls):
+    run("tools", "call", "search", '{"query": "a b"}', "--config", "a.toml", "--task.options.shots", "2")
+    assert calls == [
+        ("tools", Path("a.toml"), ["call", "search", '{"query": "a b"}', "--task.options.shots", "2"])
     ]
 
 
