@@ -1,4 +1,4 @@
-"""Training prompts that leave no room to answer, found before a run starts.
+"""Training prompts that leave no room to answer, and how calls are read, found before a run starts.
 
 Such a prompt would end every episode at once and teach nothing. Run by the launcher, in a process of its own
 because it needs the tokenizer:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         too_long(part.task, renderer, part.limits.max_trajectory_tokens) if part.limits.data else []
         for part, renderer in zip(mixture.parts, renderers, strict=True)
     ]
-    print(json.dumps({"too_long": found}))
+    print(json.dumps({"too_long": found, "syntaxes": [str(renderer.syntax) for renderer in renderers]}))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class Run:
     endpoint: str
     keys: CurveKeys
     dropped_prompts: tuple[tuple[int, ...], ...] = ()  # of each task, rows whose prompts leave no room
+    syntaxes: tuple[str, ...] = ()  # of each task, how calls are read and why, where that was found out
 
     def specs(self) -> list[RoleSpec]:
         """What each role is told, in order of start."""
@@ -124,7 +125,7 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     endpoint = choose_endpoint(config)
     mixture = read_tasks(loaded)
     model_path = prepare_model(config.model.path)
-    dropped = find_long_prompts(loaded, mixture, model_path)
+    dropped, syntaxes = measure_prompts(loaded, mixture, model_path)
     if any(dropped):
         mixture = read_tasks(loaded, dropped)
     return Run(
@@ -138,22 +139,24 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
         endpoint=endpoint,
         keys=folder.create_keys(),
         dropped_prompts=dropped,
+        syntaxes=syntaxes,
     )
 
 
-def find_long_prompts(
+def measure_prompts(
     loaded: LoadedConfig, mixture: Mixture, model_path: Path
-) -> tuple[tuple[int, ...], ...]:
-    """Of each task the training rows to leave out, by `task.long_prompts`. Raises PreflightError where it
-    says refuse, or if none would be left. Only data from outside is measured: a made task knows its own."""
-    if not any(part.limits.data for part in mixture.parts):
-        return ()
+) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Of each task the training rows to leave out, by `task.long_prompts`, and its call syntax. Raises
+    PreflightError where it says refuse, if none would be left, or if model and tools do not fit together.
+    A made task knows its own prompts; one that names its parser too is not measured."""
+    if not any(part.limits.data or part.task.parser is None for part in mixture.parts):
+        return (), ()
     arguments = ["--config", str(loaded.source), "--model", str(model_path), *loaded.overrides]
-    answer = run_module("actors.prompt_lengths", arguments, "measuring the prompts")
-    dropped = tuple(tuple(rows) for rows in json.loads(answer)["too_long"])
+    answer = json.loads(run_module("actors.prompt_lengths", arguments, "measuring the prompts"))
+    dropped = tuple(tuple(rows) for rows in answer["too_long"])
     for part, rows in zip(mixture.parts, dropped, strict=True):
         _refuse_long_prompts(part, rows)
-    return dropped
+    return dropped, tuple(answer["syntaxes"])
 
 
 def _refuse_long_prompts(part: Part, found: Sequence[int]) -> None:

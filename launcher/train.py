@@ -64,6 +64,7 @@ def _introduce(run: Run, console: Console) -> None:
         "model": str(run.model_path),
         "task": "; ".join(in_words(part, len(run.mixture.parts) > 1) for part in run.mixture.parts),
     }
+    lines |= {"calls": "; ".join(dict.fromkeys(run.syntaxes))} if run.syntaxes else {}
     lines |= {"note": text} if (text := notes(run)) else {}
     for label, text in lines.items():
         console.print(f"{label:<8} {text}", highlight=False, markup=False, soft_wrap=True)

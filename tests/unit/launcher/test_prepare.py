@@ -9,7 +9,7 @@ from configs.load import load_config
 from configs.run_folder import RunFolder
 from launcher import prepare
 from launcher.preflight import PreflightError
-from launcher.prepare import existing_folder, find_long_prompts, new_folder, prepare_run, read_tasks
+from launcher.prepare import existing_folder, measure_prompts, new_folder, prepare_run, read_tasks
 from launcher.train import notes
 
 
@@ -94,7 +94,8 @@ def data(tmp_path, monkeypatch):
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "c.toml").write_text('[task]\ndata = "q.jsonl"\nrewards = ["tasks.rules:exact_match"]\n')
     found: list[int] = []
-    monkeypatch.setattr(prepare, "run_module", lambda *_: json.dumps({"too_long": [found]}))
+    answer = {"too_long": [found], "syntaxes": ["call syntax tag: chosen by the task"]}
+    monkeypatch.setattr(prepare, "run_module", lambda *_: json.dumps(answer))
     monkeypatch.setattr(prepare, "prepare_model", lambda name: tmp_path / "model")
     monkeypatch.setattr(prepare, "find_gpus", lambda: 0)
     return tmp_path, found
@@ -105,6 +106,7 @@ def test_prompts_without_room_are_left_out_and_counted(data):
     before = len(read_tasks(load_config(folder / "c.toml")))
     found += [0, 3]
     run = prepare_run(load_config(folder / "c.toml"), RunFolder(folder / "run"))
+    assert run.syntaxes == ("call syntax tag: chosen by the task",)
     specs = run.specs()
     assert all(spec.dropped_prompts == ((0, 3),) for spec in specs)
     assert all(spec.num_prompts == len(run.mixture) == before - 2 for spec in specs)
@@ -124,7 +126,7 @@ def test_prompts_without_room_are_refused(data, policy, count, says):
     mixture = read_tasks(loaded)
     found += range(min(count, len(mixture)))
     with pytest.raises(PreflightError, match=says):
-        find_long_prompts(loaded, mixture, folder)
+        measure_prompts(loaded, mixture, folder)
 
 
 def test_data_smaller_than_a_step_is_said(data):
