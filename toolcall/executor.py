@@ -193,10 +193,11 @@ class Executor:
             arguments = tool.validate(call.arguments)
         except InvalidArguments as error:
             return self._refused(Outcome.INVALID_ARGUMENTS, f"{tool.name}: {error}")
-        own = replace(context, idempotency_key=uuid.uuid4().hex)
+        if tool.signature.takes_context:
+            context = replace(context, idempotency_key=uuid.uuid4().hex)
         if not tool.options.cache:
-            return await self._attempts(tool, arguments, own)
-        return await self._cached(tool, arguments, own)
+            return await self._attempts(tool, arguments, context)
+        return await self._cached(tool, arguments, context)
 
     async def _cached(self, tool: Tool, arguments: dict, context: ToolContext) -> _Answer:
         asked = self._clock()

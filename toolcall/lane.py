@@ -88,6 +88,9 @@ class Lane:
 
     async def attempt(self, arguments: dict, context: ToolContext) -> Attempt:
         """Wait for a slot, then run the tool once with validated arguments."""
+        if self._run_slots is None and self._rate is None and not self._slots.locked():
+            async with self._slots:  # free: there is no wait to bound
+                return self._refusal() or await self._run(arguments, context)
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(self._limits.max_queue_s):

@@ -22,7 +22,7 @@ from toolcall.importing import import_object
 from toolcall.instances import LIFECYCLE, ToolClass
 from toolcall.options import ToolOptions, nearest
 from toolcall.schema_arguments import SchemaArguments
-from toolcall.signature import Arguments, read_signature
+from toolcall.signature import Arguments, Signature, read_signature
 from toolcall.types import ToolContext
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # what OpenAI-style schemas allow
@@ -52,7 +52,8 @@ class Tool:
 
     def __post_init__(self) -> None:
         _refuse_name(self.name)
-        if self.options.cache and (self.owner or self.signature.context_parameter):
+        hinted = isinstance(self.signature, Signature)  # one with a schema gets the context unasked
+        if self.options.cache and (self.owner or (hinted and self.signature.takes_context)):
             raise BadTool(
                 f"tool {self.name!r}: a cache shares results between trajectories, so it cannot take a "
                 "ToolContext nor belong to a class"

@@ -31,7 +31,7 @@ _NOT_FETCHED: Registry[Any] = Registry()  # jsonschema's own default would fetch
 class SchemaArguments:
     """`toolcall.signature.Arguments` by a JSON schema. The function takes (arguments, context)."""
 
-    context_parameter = None
+    takes_context = True
 
     def __init__(self, tool: str, description: str, parameters: dict[str, Any]) -> None:
         if parameters.get("type", "object") != "object":

@@ -53,8 +53,8 @@ class Arguments(Protocol):
         ...
 
     @property
-    def context_parameter(self) -> str | None:
-        """The parameter that the executor fills with the ToolContext; never shown."""
+    def takes_context(self) -> bool:
+        """Does the function get the ToolContext?"""
         ...
 
     def validate(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +78,12 @@ class Signature:
 
     description: str
     parameters: dict[str, Any]
-    context_parameter: str | None
+    context_parameter: str | None  # filled by the executor, never shown
     _adapter: TypeAdapter[Any]
+
+    @property
+    def takes_context(self) -> bool:
+        return self.context_parameter is not None
 
     def validate(self, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
