@@ -90,7 +90,7 @@ class Executor:
     async def run(self, parsed: ParsedTurn, context: ToolContext) -> tuple[ToolResult, ...]:
         """Answer every call of the turn. Takes as long as the slowest; if cancelled, cancels the calls.
 
-        Bounded: per attempt `limits.max_queue_s` + the tool's timeout + a second, times its retries.
+        Bounded: per attempt the tool's queue_timeout + its timeout + a second, times its retries.
         """
         if len(parsed.calls) == 1:  # the common case needs no group
             return (await self._result(parsed.calls[0], context),)

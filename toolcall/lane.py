@@ -1,6 +1,6 @@
 """One tool's lane: its slots, its breaker, and the calls it had to leave behind.
 
-Invariant: an attempt ends within the queue bound + the tool's timeout + a second, as an `Attempt`, and a
+Invariant: an attempt ends within the tool's queue_timeout + its timeout + a second, as an `Attempt`, and a
 slot is free again when its attempt ends. A call that outlives its deadline (a hung thread, a coroutine that
 ignores cancellation) keeps no slot; it is counted, and after `max_left_behind` of them the tool is refused
 until some end. So a tool that hangs can hurt only itself. Made and called by the executor.
@@ -31,7 +31,6 @@ RETRYABLE = (Outcome.TIMEOUT, Outcome.INFRASTRUCTURE)
 class Limits:
     """The executor's bounds on every tool's lane."""
 
-    max_queue_s: float = 60.0  # waiting for a slot
     max_left_behind: int = 16  # calls of one tool still running after their deadline
     down_share: float = 0.5  # of a tool's last calls failing by infrastructure: it is down
 
@@ -91,14 +90,15 @@ class Lane:
         if self._run_slots is None and self._rate is None and not self._slots.locked():
             async with self._slots:  # free: there is no wait to bound
                 return self._refusal() or await self._run(arguments, context)
+        longest = self._tool.options.queue_timeout
         async with AsyncExitStack() as held:
             try:
-                async with asyncio.timeout(self._limits.max_queue_s):
+                async with asyncio.timeout(longest):
                     await self._admit(held)
             except TimeoutError:
                 return self._not_run(
                     Outcome.INFRASTRUCTURE,  # too little of the tool for this run: not the model's fault
-                    f"{self._tool.name} was busy for {self._limits.max_queue_s:g} s, so the call did not run",
+                    f"{self._tool.name} was busy for {longest:g} s, so the call did not run",
                 )
             return self._refusal() or await self._run(arguments, context)
 
@@ -108,7 +108,7 @@ class Lane:
         if self._run_slots is not None:
             await held.enter_async_context(self._run_slots.hold())
         if self._rate is not None:
-            wait = self._rate.reserve(self._limits.max_queue_s)
+            wait = self._rate.reserve(self._tool.options.queue_timeout)
             if wait is None:
                 raise TimeoutError
             await asyncio.sleep(wait)

@@ -22,6 +22,7 @@ class ToolOptions:
     """Of one tool. Each name is a keyword of `@tool` and a key of `[task.tool_options.<tool>]`."""
 
     timeout: float = 30.0  # seconds of one attempt, waiting for a slot not counted
+    queue_timeout: float = 60.0  # seconds of waiting for a slot
     max_concurrency: int = 32  # running at once in one executor, over all its trajectories
     run_concurrency: int | None = None  # running at once in all actors of a run on one host
     rate_limit: float | None = None  # calls begun per second in all actors of a run on one host
@@ -69,7 +70,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 def _problems(options: ToolOptions) -> Iterable[str]:
     for field in fields(ToolOptions):
         yield from _wrong_kind(field.name, str(field.type), getattr(options, field.name))
-    for name in ("timeout", "rate_limit", "cache_ttl", "breaker_cooldown"):
+    for name in ("timeout", "queue_timeout", "rate_limit", "cache_ttl", "breaker_cooldown"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             yield f"{name} = {value} must be above 0"

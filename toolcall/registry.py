@@ -133,6 +133,7 @@ def tool(
     prefix: str = "",
     setup_timeout: float = SETUP_TIMEOUT_S,
     timeout: float = ...,
+    queue_timeout: float = ...,
     max_concurrency: int = ...,
     run_concurrency: int | None = ...,
     rate_limit: float | None = ...,

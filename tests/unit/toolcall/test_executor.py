@@ -236,14 +236,14 @@ def test_a_slot_is_waited_for_and_the_wait_is_not_the_tools_time():
 
 
 def test_waiting_for_a_slot_has_an_end():
-    @tool(timeout=HOUR, max_concurrency=1)
+    @tool(timeout=HOUR, max_concurrency=1, queue_timeout=60)
     async def slow() -> str:
         """Work."""
         await asyncio.sleep(HOUR - 1)
         return "done"
 
     async def scenario():
-        executor = executor_for(slow, limits=Limits(max_queue_s=60))
+        executor = executor_for(slow)
         return await executor.run(turn(("slow", {}), ("slow", {})), ToolContext())
 
     first, second = run_virtual(scenario())
