@@ -12,7 +12,6 @@ from configs.mcp import McpConfig
 from tests.mcp_by_hand import TOOLS
 from tests.unit.toolcall.support import turn
 from toolcall.executor import Executor
-from toolcall.lane import Limits
 from toolcall.mcp.loading import load_mcp_tools
 from toolcall.mcp.server import BadServer
 from toolcall.types import Outcome, ToolContext
@@ -146,7 +145,8 @@ def test_c14_a_tool_whose_server_dies_of_it_again_and_again_opens_the_breaker():
             (await one(executor, "echo", text="a")).outcome
         ]
 
-    outcomes = run(load(town=by_hand()), body, limits=Limits(breaker_threshold=2))
+    tools = [tool.with_options({"breaker_threshold": 2}) for tool in load(town=by_hand())]
+    outcomes = run(tools, body)
     assert outcomes == [Outcome.INFRASTRUCTURE, Outcome.INFRASTRUCTURE, Outcome.BREAKER_OPEN, Outcome.OK]
 
 
