@@ -154,8 +154,13 @@ class AsyncBufferClient:
         self._socket.send_multipart([pending.request_id, pending.body])  # never blocks: no high-water mark
         # Sending may have taken the edge that announces a reply, so look for one.
         loop.call_soon(self._receive)
-        if self._resender is None:
-            self._resender = loop.call_later(patience_s, self._resend)
+        if self._resender is None or pending.due < self._resender.when():
+            self._look_again_at(pending.due)
+
+    def _look_again_at(self, due: float) -> None:
+        if self._resender is not None:
+            self._resender.cancel()
+        self._resender = asyncio.get_running_loop().call_at(due, self._resend)
 
     def _resend(self) -> None:
         """Open a fresh socket if a request has waited too long; look again when the next one will have."""
@@ -168,7 +173,7 @@ class AsyncBufferClient:
         if next_due <= loop.time():
             self._reopen()
         else:
-            self._resender = loop.call_at(next_due, self._resend)
+            self._look_again_at(next_due)
 
     def _reopen(self) -> None:
         """A fresh socket, on which everything unanswered is sent again."""

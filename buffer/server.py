@@ -121,8 +121,12 @@ class Server:
         replies = [Reply(request, body) for request, body in bodies if body is not None]
         replies += self._unpark(now)
         self._store.commit()
-        puts = sum(isinstance(request.message, PutTrajectory) for request in requests)
-        self._put_ms += [(time.monotonic() - now) * 1000] * puts
+        committed = time.monotonic()
+        self._put_ms += [
+            (committed - request.received_at) * 1000
+            for request in requests
+            if isinstance(request.message, PutTrajectory)
+        ]
         if now >= self._report_at:
             self._report()
             self._report_at = now + self._heartbeat_s

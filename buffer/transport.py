@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ class Request:
     request_id: bytes
     message: Any
     num_bytes: int
+    received_at: float  # monotonic seconds
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Transport:
 
 
 def _request(parts: list[bytes], max_bytes: int) -> Request:
+    received_at = time.monotonic()
     peer, request_id = parts[0], parts[1][:MAX_REQUEST_ID] if len(parts) > 1 else b""
     try:
         if len(parts) != 3 or len(parts[1]) > MAX_REQUEST_ID:
@@ -121,7 +124,7 @@ def _request(parts: list[bytes], max_bytes: int) -> Request:
         message = decode(parts[2], max_bytes)
     except CodecError as error:
         message = error
-    return Request(peer, request_id, message, sum(map(len, parts)))
+    return Request(peer, request_id, message, sum(map(len, parts)), received_at)
 
 
 class _Router:

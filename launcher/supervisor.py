@@ -329,7 +329,7 @@ class Supervisor:
 
     def _refuse_early_leavers(self) -> None:
         """Roles other than the learner return only when the run is finished, which the buffer knows first."""
-        for unit in self._units:
+        for unit in list(self._units):
             if unit.state is State.DONE:
                 status = self._buffer.status(self._since)
                 if status is not None and not status.finished:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import zmq
 
+from buffer import client as buffer_client
 from buffer import server
 from buffer.client import AsyncBufferClient, BufferRefused, BufferUnreachable
 from buffer.codec import encode
@@ -269,3 +270,28 @@ def test_calls_made_before_the_server_is_there_are_answered_when_it_comes(spec, 
             return await asyncio.gather(*calls)
 
     assert run_async(spec, work) == [Welcome("run", 0, None)] * 5
+
+
+def test_a_lost_put_is_sent_again_though_a_longer_wait_came_first(spec, monkeypatch):
+    """The patience of a GetBatch must not become that of the requests after it."""
+    monkeypatch.setattr("buffer.client.FIRST_ATTEMPT_S", 0.2)
+
+    async def work(buffer):
+        waiting = asyncio.create_task(buffer.call(GetBatch(1, 600.0), TIMEOUT_S))
+        call = asyncio.create_task(buffer.call(Hello("actor", "a"), TIMEOUT_S))
+        await asyncio.wait((call,), timeout=0.1)  # sent, and nobody is there
+        buffer._close_socket()  # what was sent is lost
+        buffer._socket = buffer_client._open(buffer._context, buffer._endpoint, buffer._keys)
+        asyncio.get_running_loop().add_reader(buffer._socket.fd, buffer._receive)
+        with serving(spec):
+            welcome = await call
+        waiting.cancel()
+        return welcome
+
+    assert run_async(spec, work) == Welcome("run", 0, None)
+
+
+def test_keys_are_the_owners_alone(spec):
+    keys = spec.run_dir / "keys"
+    assert keys.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in keys.iterdir()} == {0o600}
