@@ -32,7 +32,7 @@ from tasks.scoring import Unscorable
 from tasks.types import Episode
 from tasks.usage import usage
 from toolcall.parsers.tolerant_json import BrokenJson, read_value
-from toolcall.single_flight import SingleFlight
+from toolcall.single_flight import Served, SingleFlight
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -178,8 +178,8 @@ def _object(properties: Mapping[str, Any], explain: bool) -> dict[str, Any]:
 
 async def _verdict(asked: Asked) -> dict[str, Any]:
     bench = _bench(asked.endpoint, asked.concurrency)
-    verdict, cached = await bench.cache.get(repr(asked), lambda: bench.ask(asked))
-    if cached:
+    verdict, served = await bench.cache.get(repr(asked), lambda: bench.ask(asked), fresh=lambda _: True)
+    if served is not Served.MADE:
         usage.add(names.JUDGE_CACHED)
     if isinstance(verdict, Unscorable):
         raise Unscorable(str(verdict))
