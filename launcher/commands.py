@@ -49,18 +49,21 @@ def check(config: Path | None, overrides: Sequence[str]) -> int:
     """Everything that a run does before its first process, and what the model will be shown."""
     from actors.preview import render_preview
     from launcher.preflight import check_sinks, prepare_model
-    from launcher.prepare import plan, read_tasks
+    from launcher.prepare import plan, prepare_tools, read_tasks
 
     console = Console(file=sys.stdout)
     loaded = _load(config, overrides, ("config", "keys"))
     check_sinks(loaded.config)
     resources = plan(loaded.config)
     mixture = read_tasks(loaded)
+    found = prepare_tools(mixture)
     model_path = prepare_model(loaded.config.model.path)
     _heading(console, "config")
     console.print(dump_toml(loaded.config).rstrip(), highlight=False, markup=False, soft_wrap=True)
     _heading(console, "machine")
     console.print(resources.words, highlight=False, soft_wrap=True)
+    for line in found:
+        console.print(line, highlight=False, soft_wrap=True)
     for part in mixture.parts:
         _show_task(console, part, len(mixture.parts) > 1)
         config_of_part = loaded.config.model_copy(update={"task": part.limits})
@@ -108,7 +111,7 @@ def evaluate(
     from launcher.evaluation import Evaluation
     from launcher.evaluation import evaluate as run_evaluator
     from launcher.preflight import prepare_model
-    from launcher.prepare import plan, read_tasks
+    from launcher.prepare import plan, prepare_tools, read_tasks
 
     remote = is_endpoint(model)
     run = RunFolder(Path(model).resolve().parent)
@@ -118,7 +121,8 @@ def evaluate(
     if against is not None and not against.is_file():
         raise PreflightError(f"--against: there is no file {against}; name another evaluation's .jsonl")
     resources = plan(loaded.config)
-    read_tasks(loaded)
+    for line in prepare_tools(read_tasks(loaded)):
+        print(line, file=sys.stderr)
     model = model if remote else str(prepare_model(model))
     label = urlsplit(model).netloc.replace(":", "-") if remote else Path(model).name
     if out is None:

@@ -6,10 +6,12 @@ run in it is only touched by resuming that run. Called by `launcher.train` and `
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +32,9 @@ from launcher.preflight import (
 )
 from tasks.mixture import Mixture, Part, load_mixture
 from tasks.reward import BadReward
-from toolcall.errors import BadTool
+from toolcall.errors import BadTool, ToolUnavailable
+
+PREPARE_S = 3600.0  # of one tool: a large corpus takes a while to index
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,23 @@ def read_tasks(loaded: LoadedConfig, dropped: Sequence[Sequence[int]] = ()) -> M
         raise PreflightError(f"the task cannot be loaded: {error}") from error
 
 
+def prepare_tools(mixture: Mixture) -> list[str]:
+    """Let tools build or check what they need; a line for each. Raises PreflightError."""
+    said = []
+    for tool in (tool for part in mixture.parts for tool in part.task.tools):
+        if tool.prepare is not None:
+            try:
+                said.append(f"tool {tool.name}: {asyncio.run(_prepare(tool.prepare))}")
+            except (ToolUnavailable, TimeoutError, ValueError, OSError) as error:
+                raise PreflightError(f"tool {tool.name!r} cannot be used: {error}") from error
+    return said
+
+
+async def _prepare(prepare: Callable[[], Awaitable[str]]) -> str:
+    async with asyncio.timeout(PREPARE_S):
+        return await prepare()
+
+
 def plan(config: RunConfig) -> Resources:
     return plan_resources(config, usable_cores(), find_gpus())
 
@@ -124,6 +145,8 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     resources = plan(config)
     endpoint = choose_endpoint(config)
     mixture = read_tasks(loaded)
+    for line in prepare_tools(mixture):
+        print(line, file=sys.stderr)
     model_path = prepare_model(config.model.path)
     dropped, syntaxes = measure_prompts(loaded, mixture, model_path)
     if any(dropped):

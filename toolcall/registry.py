@@ -49,6 +49,8 @@ class Tool:
     # ends what all trajectories share (a server, a pool); `Executor.close` runs equal ones once
     probe: Callable[[], Awaitable[None]] | None = None
     # while the tool is down: asks what is behind it, and raises if that is still gone
+    prepare: Callable[[], Awaitable[str]] | None = None
+    # before a run, once: builds or checks what the tool needs, says what it found, raises what is missing
 
     def __post_init__(self) -> None:
         _refuse_name(self.name)

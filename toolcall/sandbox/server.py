@@ -24,17 +24,16 @@ START_S = 60.0  # for the fork server to be ready
 BOX_S = 20.0  # for a box to exist
 CLOSE_S = 5.0  # for the fork server to go by itself
 SPARES = 4  # boxes made ahead, so that a run need not wait for one
-_PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1]
 # The fork server's own modules without the packages' __init__, which would import half of Slipstream.
-_BOOT = """
+BOOT = """
 import sys, types
 for name, path in (("toolcall", sys.argv[1]), ("toolcall.sandbox", sys.argv[1] + "/sandbox")):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from toolcall.sandbox.forkserver import main
-main(int(sys.argv[2]), sys.argv[3:])
 """
-_ENVIRONMENT = {
+_MAIN = "from toolcall.sandbox.forkserver import main\nmain(int(sys.argv[2]), sys.argv[3:])\n"
+ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
     "TMPDIR": "/tmp",
@@ -59,8 +58,8 @@ class ForkServer:
     async def start(cls, preload: Sequence[str]) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-s", "-S", "-P", "-B", "-c", _BOOT]
-            command += [str(_PACKAGE), str(theirs.fileno()), *preload]
+            command = [sys.executable, "-s", "-S", "-P", "-B", "-c", BOOT + _MAIN]
+            command += [str(PACKAGE), str(theirs.fileno()), *preload]
             process = _launch(command, theirs.fileno())
         ours.setblocking(False)
         server = cls(process, ours)
@@ -135,7 +134,7 @@ class ForkServer:
 def _launch(command: list[str], descriptor: int) -> subprocess.Popen[bytes]:
     """Milliseconds: only the fork and exec are waited for."""
     return subprocess.Popen(
-        command, env=_ENVIRONMENT, stdin=subprocess.DEVNULL, pass_fds=[descriptor], cwd="/"
+        command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, pass_fds=[descriptor], cwd="/"
     )
 
 

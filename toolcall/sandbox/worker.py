@@ -12,6 +12,7 @@ import atexit
 import base64
 import contextlib
 import io
+import json
 import linecache
 import os
 import resource
@@ -26,7 +27,7 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
-from toolcall.sandbox import kernel, wire
+from toolcall.sandbox import kernel, view, wire
 from toolcall.sandbox.types import Limits
 
 EXIT_CODE = struct.Struct("<i")
@@ -38,6 +39,19 @@ HOME = "/tmp"
 def run_once(request: dict[str, Any], limits: Limits, filter_: bytes) -> NoReturn:
     """Run the request's code as a script and end the process with its exit code."""
     _confine(limits, filter_, keep=None)
+    _run_script(request)
+
+
+def run_unprotected() -> NoReturn:
+    """Run the request on stdin as a script in the current folder, under rlimits alone."""
+    request = json.load(sys.stdin)
+    os.nice(NICENESS)
+    _set_limits(Limits(**request["limits"]), processes=None)  # a count of all that this user runs
+    sys.path[:] = [os.getcwd(), *[path for path in sys.path if path], *view.site_packages()]
+    _run_script(request)
+
+
+def _run_script(request: dict[str, Any]) -> NoReturn:
     code = _execute(request, _new_main())
     with contextlib.suppress(BaseException):
         _until_threads_end()
@@ -66,26 +80,30 @@ def _confine(limits: Limits, filter_: bytes, keep: int | None) -> None:
     os.chdir(HOME)
     os.umask(0o077)
     os.nice(NICENESS)
-    memory = limits.memory_mb << 20
-    disk = limits.disk_mb << 20
-    for kind, value in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_NPROC, limits.processes + 1),  # the box's first process counts too
-        (resource.RLIMIT_FSIZE, disk),
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        resource.setrlimit(kind, (value, value))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a full disk is an OSError, not a dead process
+    _set_limits(limits, processes=limits.processes + 1)  # the box's first process counts too
     kernel.drop_capabilities()
     kernel.set_dumpable(True)  # its own /proc entries are its own again
     kernel.forbid_new_privileges()
     kernel.load_filter(filter_)
     for name in [name for name in sys.modules if name.partition(".")[0] == "toolcall"]:
         del sys.modules[name]
+
+
+def _set_limits(limits: Limits, processes: int | None) -> None:
+    memory, disk = limits.memory_mb << 20, limits.disk_mb << 20
+    for kind, value in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_FSIZE, disk),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        if value is not None:
+            resource.setrlimit(kind, (value, value))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a full disk is an OSError, not a dead process
 
 
 def _new_main() -> types.ModuleType:
@@ -124,14 +142,14 @@ def _run_source(source: str, namespace: dict[str, Any], echo: bool) -> None:
 
 def _write_files(files: dict[str, str]) -> None:
     for name, content in files.items():
-        path = Path(HOME, name)
+        path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(content))
 
 
 def _open_streams(stdin: str) -> None:
     """Fresh standard streams on the three descriptors; subprocesses of the code inherit them."""
-    with tempfile.TemporaryFile(dir=HOME) as file:
+    with tempfile.TemporaryFile() as file:
         file.write(stdin.encode("utf-8", "surrogatepass"))
         file.seek(0)
         os.dup2(file.fileno(), 0)

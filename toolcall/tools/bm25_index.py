@@ -13,7 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,6 +75,18 @@ class Bm25Index:
     def _passage(self, place: int, score: float) -> Passage:
         line = self._lines[int(self._starts[place]) : int(self._starts[place + 1])]
         return read_passage(json.loads(line), score)
+
+
+def build_aside(corpus: Path, index_dir: Path | None) -> str:
+    """Build the index, if there is none, in a process of its own. Says what there is; raises BadCorpus."""
+    command = [sys.executable, "-m", __name__, str(corpus), *([str(index_dir)] if index_dir else [])]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LOCK_S, check=False
+    )
+    if done.returncode:
+        raise BadCorpus((done.stderr.strip().splitlines() or [f"search: indexing {corpus} failed"])[-1])
+    return done.stdout.strip()
 
 
 def _folder(corpus: Path, parent: Path) -> Path:
@@ -135,3 +150,11 @@ def _parse(line: bytes, where: str) -> Passage:
         return read_passage(row)
     except ValueError as error:
         raise BadCorpus(f"search: {where} {error}") from None
+
+
+if __name__ == "__main__":
+    try:
+        index = Bm25Index.open(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    except BadCorpus as error:
+        sys.exit(str(error))
+    print(f"{len(index):,} passages of {sys.argv[1]}")

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from toolcall.errors import ToolError, ToolUnavailable
 from toolcall.registry import Tool, tool
 from toolcall.sandbox import Ended, Limits, RunResult, Sandbox, SandboxUnavailable, Session
+from toolcall.sandbox.protections import measure
+from toolcall.sandbox.unsafe import run_unprotected
 from toolcall.types import ToolContext
 
 QUEUE_S = 20.0  # beyond the code's own time: for a starved machine to make a box and deliver the output
@@ -34,15 +37,18 @@ def python_tool(
     processes: int = 32,
     preload: Sequence[str] = (),
     max_concurrency: int = 8,
+    unsafe_no_sandbox: bool = False,
 ) -> Tool:
     """The `python` tool under these limits (see `toolcall.sandbox.Limits`).
 
     session: variables and files live on from call to call of a trajectory. preload: modules that code often
-    imports (`sympy`), imported once. max_concurrency: runs at once in one actor.
+    imports (`sympy`), imported once. max_concurrency: runs at once in one actor. unsafe_no_sandbox: run
+    without any sandbox, able to read, change and send whatever this user can (docs/security.md).
     """
-    limits = Limits(wall_s, cpu_s, memory_mb, disk_mb, processes)
-    runner = _Runner(limits, preload)
-    run = runner.in_session if session else runner.once
+    if unsafe_no_sandbox and session:
+        raise ValueError("session = true needs the sandbox; leave one of session and unsafe_no_sandbox out")
+    runner = _Runner(Limits(wall_s, cpu_s, memory_mb, disk_mb, processes), preload)
+    run = runner.in_session if session else runner.unprotected if unsafe_no_sandbox else runner.once
     kept = "Variables and files are kept between calls." if session else "Every call starts afresh."
 
     async def python(code: str, context: ToolContext) -> str:
@@ -53,7 +59,10 @@ def python_tool(
     Args:
         code: Python source. No network; files only below the working folder.
     """
-    return tool(timeout=wall_s + QUEUE_S, max_concurrency=max_concurrency)(python)
+    made = tool(timeout=wall_s + QUEUE_S, max_concurrency=max_concurrency)(python)
+    if unsafe_no_sandbox:
+        return replace(made, prepare=_warn)
+    return replace(made, prepare=runner.prepare, probe=runner.probe, shutdown=runner.close)
 
 
 class _Runner:
@@ -71,6 +80,31 @@ class _Runner:
         except SandboxUnavailable as error:
             raise ToolUnavailable(str(error)) from error
         return self._told(result)
+
+    async def unprotected(self, code: str, context: ToolContext) -> str:
+        return self._told(await run_unprotected(code, self._limits, echo=True))
+
+    async def prepare(self) -> str:
+        """Says which protections hold here. Raises ToolUnavailable if there is no sandbox."""
+        try:
+            async with Sandbox(self._limits, preload=self._preload) as sandbox:
+                held = await measure(sandbox)
+        except SandboxUnavailable as error:
+            raise ToolUnavailable(
+                f"{error}; see docs/security.md for what it needs, or set unsafe_no_sandbox = true in the "
+                "options of toolcall.tools.python:python_tool to run the model's code unprotected"
+            ) from error
+        return f"sandbox: {', '.join(protection.name for protection in held)}"
+
+    async def probe(self) -> None:
+        try:
+            await self._started().start()
+        except SandboxUnavailable as error:
+            raise ToolUnavailable(str(error)) from error
+
+    async def close(self) -> None:
+        if self._sandbox is not None and self._loop is asyncio.get_running_loop():
+            await self._sandbox.close()
 
     async def in_session(self, code: str, context: ToolContext) -> str:
         kept: _Kept = context.state.setdefault("python session", _Kept())
@@ -110,6 +144,10 @@ class _Runner:
             parts.append(f"exited with code {result.exit_code}")
         parts.append(lost)
         raise ToolError("\n".join(part for part in parts if part))
+
+
+async def _warn() -> str:
+    return "UNSAFE: no sandbox; the model's code can read, change and send whatever this user can"
 
 
 class _Kept:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import httpx
 
 from toolcall.errors import ToolError, ToolUnavailable
 from toolcall.registry import Tool, tool
-from toolcall.tools.bm25_index import BadCorpus, Bm25Index
+from toolcall.tools.bm25_index import BadCorpus, Bm25Index, build_aside
 from toolcall.tools.passages import NO_HIT, Passage, read_passage, show
 
 MAX_TOP_K = 20
@@ -51,7 +52,8 @@ def bm25_tool(
         return show(passages, passage_chars) or NO_HIT
 
     search.__doc__ = _describe(top_k)
-    return tool(name=name, timeout=FIRST_CALL_S, max_concurrency=8, idempotent=True)(search)
+    made = tool(name=name, timeout=FIRST_CALL_S, max_concurrency=8, idempotent=True)(search)
+    return replace(made, prepare=index.prepare)
 
 
 def retriever_tool(
@@ -74,22 +76,27 @@ def retriever_tool(
         return show(await server.search(query, _bounded(top_k)), passage_chars) or NO_HIT
 
     search.__doc__ = _describe(top_k)
-    options = {"timeout": timeout, "max_concurrency": max_concurrency, "idempotent": True, "retries": 2}
-    return tool(name=name, **options)(search)
+    decorate = tool(name=name, timeout=timeout, max_concurrency=max_concurrency, idempotent=True, retries=2)
+    return replace(decorate(search), prepare=server.prepare, probe=server.probe)
 
 
 class _Opened:
     """An index that is opened at its first use, once for all threads."""
 
     def __init__(self, corpus: Path, index_dir: Path | None) -> None:
-        self._open = functools.partial(Bm25Index.open, corpus, index_dir)
+        self._corpus = corpus
+        self._index_dir = index_dir
         self._lock = threading.Lock()
         self._index: Bm25Index | None = None
+
+    async def prepare(self) -> str:
+        """Build the index in a process of its own: bm25s is better not imported into the launcher's."""
+        return await asyncio.to_thread(build_aside, self._corpus, self._index_dir)
 
     def get(self) -> Bm25Index:
         with self._lock:
             if self._index is None:
-                self._index = self._open()
+                self._index = Bm25Index.open(self._corpus, self._index_dir)
             return self._index
 
 
@@ -101,6 +108,14 @@ class _Retriever:
         self._make = functools.partial(httpx.AsyncClient, headers=headers, timeout=timeout)
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def probe(self) -> None:
+        """Ask something; raises ToolUnavailable or TimeoutError if no answer can be read."""
+        await self.search("test", 1)
+
+    async def prepare(self) -> str:
+        await self.probe()
+        return f"{self._url} answers"
 
     async def search(self, query: str, top_k: int) -> list[Passage]:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,14 @@ from configs.load import load_config
 from configs.run_folder import RunFolder
 from launcher import prepare
 from launcher.preflight import PreflightError
-from launcher.prepare import existing_folder, measure_prompts, new_folder, prepare_run, read_tasks
+from launcher.prepare import (
+    existing_folder,
+    measure_prompts,
+    new_folder,
+    prepare_run,
+    prepare_tools,
+    read_tasks,
+)
 from launcher.train import notes
 
 
@@ -135,3 +142,18 @@ def test_data_smaller_than_a_step_is_said(data):
         loaded = load_config(folder / "c.toml", ["--buffer.groups_per_batch", str(groups)])
         run = prepare_run(loaded, RunFolder(folder / f"run{groups}"))
         assert ("a step repeats some" in notes(run)) is said
+
+
+def test_tools_say_what_they_found_before_a_run_and_one_that_lacks_something_stops_it(tmp_path):
+    (tmp_path / "questions.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 2)
+    (tmp_path / "corpus.jsonl").write_text('{"text": "cats"}\n')
+    config = tmp_path / "x.toml"
+    config.write_text(
+        '[task]\ndata = "questions.jsonl"\nrewards = ["tasks.rules:exact_match"]\nheld_out = 0.0\n'
+        'tools = [{ use = "toolcall.tools.search:bm25_tool", options = { corpus = "corpus.jsonl" } }]\n'
+    )
+    (said,) = prepare_tools(read_tasks(load_config(config)))
+    assert said == f"tool search: 1 passages of {tmp_path / 'corpus.jsonl'}"
+    (tmp_path / "corpus.jsonl").write_text("")
+    with pytest.raises(PreflightError, match=r"tool 'search' cannot be used: search: the corpus .* is empty"):
+        prepare_tools(read_tasks(load_config(config)))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.toolcall.support import turn
-from toolcall import Executor, Outcome, Tool, ToolContext, ToolResult
-from toolcall.sandbox import Sandbox, SandboxUnavailable
+from toolcall import Executor, Outcome, Tool, ToolContext, ToolResult, ToolUnavailable
+from toolcall.sandbox import Ended, Limits, Sandbox, SandboxUnavailable
+from toolcall.sandbox.unsafe import run_unprotected
 from toolcall.tools.python import python_tool
 
 LONG_S = 60
@@ -117,3 +118,50 @@ def test_a_machine_without_a_sandbox_is_an_infrastructure_failure(monkeypatch):
     (result,) = asyncio.run(call(python_tool(), "1"))
     assert result.outcome is Outcome.INFRASTRUCTURE
     assert "unshare: Operation not permitted" in result.text
+
+
+def test_preparing_says_which_protections_hold():
+    said = asyncio.run(python_tool().prepare())
+    assert said.startswith("sandbox: no network, ") and "no capabilities" in said
+
+
+def test_without_a_sandbox_preparing_names_the_flag_that_allows_it(monkeypatch):
+    async def refuse(self):
+        raise SandboxUnavailable("no sandbox on this machine: unshare: Operation not permitted")
+
+    monkeypatch.setattr(Sandbox, "start", refuse)
+    with pytest.raises(ToolUnavailable, match=r"unshare: .* unsafe_no_sandbox = true"):
+        asyncio.run(python_tool().prepare())
+
+
+def test_the_unsafe_flag_runs_without_a_sandbox_and_says_so(monkeypatch):
+    monkeypatch.setattr(Sandbox, "start", None)  # not even tried
+    tool = python_tool(unsafe_no_sandbox=True, wall_s=LONG_S)
+    (shown, raised) = asyncio.run(call(tool, "open('f', 'w').write('x'); import os\nos.listdir()", "1/0"))
+    assert shown.text == "['f']"
+    assert raised.text.endswith("ZeroDivisionError: division by zero")
+    assert asyncio.run(tool.prepare()).startswith("UNSAFE: no sandbox")
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "ended"),
+    [
+        ("import time; time.sleep(600)", Limits(wall_s=0.3), Ended.TIMEOUT),
+        ("print('x' * 10_000)", Limits(wall_s=LONG_S, output_bytes=5_000), Ended.OUTPUT),
+        ("import os; os.kill(os.getpid(), 9)", Limits(wall_s=LONG_S), Ended.SIGNALLED),
+        (
+            "import os\nif os.fork() == 0:\n    import time; time.sleep(600)",
+            Limits(wall_s=LONG_S),
+            Ended.EXITED,
+        ),
+    ],
+)
+def test_unprotected_runs_end_too(code, limits, ended):
+    result = asyncio.run(run_unprotected(code, limits))
+    assert result.ended is ended
+    assert len(result.stdout) <= limits.output_bytes
+
+
+def test_a_session_without_a_sandbox_is_refused():
+    with pytest.raises(ValueError, match="session = true needs the sandbox"):
+        python_tool(session=True, unsafe_no_sandbox=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.unit.toolcall.support import run_one
-from toolcall import Executor, Outcome, Tool, ToolResult
+from toolcall import Executor, Outcome, Tool, ToolResult, ToolUnavailable
 from toolcall.tools import bm25_index
 from toolcall.tools.bm25_index import BadCorpus, Bm25Index
 from toolcall.tools.search import bm25_tool, retriever_tool
@@ -172,17 +174,32 @@ def test_a_server_s_empty_answer_is_no_hit():
 def test_a_server_s_failure_is_no_fault_of_the_model(answer, status):
     with server(answer, status) as (url, asked):
         tool = retriever_tool(url)
-        with pytest.raises(Exception, match=url) as raised:
+        with pytest.raises(ToolUnavailable, match=url):
             asyncio.run(tool.fn("x"))
-    assert type(raised.value).__name__ == "ToolUnavailable"
     assert len(asked) == 1
 
 
 def test_importing_the_tools_imports_no_bm25s():
     """It brings numba, which breaks the start of vLLM's CPU worker in a process whose main imports it."""
-    import subprocess
-    import sys
-
     code = "import sys, toolcall.tools.search; print({'bm25s', 'numba'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_preparing_builds_the_index_in_another_process(corpus):
+    tool = bm25_tool(corpus)
+    assert asyncio.run(tool.prepare()) == f"3 passages of {corpus}"
+    assert [path.name for path in corpus.parent.iterdir() if path.is_dir()] != []
+
+
+def test_preparing_a_bad_corpus_says_why(tmp_path):
+    with pytest.raises(BadCorpus, match=r":1 is not JSON"):
+        asyncio.run(bm25_tool(write(tmp_path / "bad.jsonl", ["{"])).prepare())
+
+
+def test_preparing_a_retrieval_server_asks_it():
+    with server({"result": [[DOCUMENT]]}) as (url, asked):
+        assert asyncio.run(retriever_tool(url).prepare()) == f"{url} answers"
+    assert len(asked) == 1
+    with pytest.raises(ToolUnavailable, match=url):
+        asyncio.run(retriever_tool(url).prepare())
