@@ -29,6 +29,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
+    INVALID_REQUEST,
     METHOD_NOT_FOUND,
     REQUEST_TIMEOUT,
     CallToolResult,
@@ -50,6 +51,7 @@ PROBE_TIMEOUT_S = 10.0  # for a server that left a call unanswered to list its t
 CLOSE_TIMEOUT_S = 10.0  # the SDK gives a program 2 s to end by itself, 2 s after SIGTERM, then SIGKILL
 DRAIN_TIMEOUT_S = 5.0  # for the calls of a lost session to end by themselves
 MAX_PAGES = 100  # of a list of tools
+_UNKNOWN_SESSION = -32001  # of servers made with the TypeScript SDK
 _SESSION_GONE = re.compile(r"session.*(not found|terminated|expired)", re.IGNORECASE)
 _NO_ANSWER = "Server returned an error response"  # the SDK's text for an HTTP error without a JSON-RPC body
 
@@ -88,7 +90,7 @@ class McpClient:
         try:
             result = await self._call(name, arguments)
         except MCPError as error:
-            if not _SESSION_GONE.search(error.message):
+            if not self._forgotten(error):
                 raise self._explained(error) from error
             result = await self._call_again(name, arguments)
         self._fruitless = 0
@@ -109,7 +111,7 @@ class McpClient:
         try:
             return await session.call_tool(name, arguments)
         except MCPError as error:
-            if _SESSION_GONE.search(error.message) and self._session is session:
+            if self._forgotten(error) and self._session is session:
                 self._ended(error.message)
             self._wake.set()
             raise
@@ -145,6 +147,11 @@ class McpClient:
         except TimeoutError:
             raise ToolUnavailable(f"{self._title} is down ({self._lost or 'it has not answered'})") from None
         return self._session
+
+    def _forgotten(self, error: MCPError) -> bool:
+        """The transport's own refusal, not an error that a tool about sessions may give."""
+        refused = error.code in (INVALID_REQUEST, _UNKNOWN_SESSION) and bool(self._server.config.url)
+        return refused and _SESSION_GONE.search(error.message) is not None
 
     def _explained(self, error: MCPError) -> Exception:
         if error.code == REQUEST_TIMEOUT:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import glob
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ def load_mcp_tools(servers: Mapping[str, McpConfig], config_dir: Path) -> list[T
         listings = thread.submit(asyncio.run, _list_all(ends)).result()
     tools: list[Tool] = []
     for server, offered in zip(ends, listings, strict=True):
-        tools += make_tools(server, dict(_chosen(server, offered)))
+        tools += make_tools(server, list(_chosen(server, offered)))
     return tools
 
 
@@ -69,26 +70,26 @@ def _last_words(stderr: IO[str]) -> str:
 def _chosen(server: Server, offered: Sequence[mcp_types.Tool]) -> Iterator[tuple[str, mcp_types.Tool]]:
     """The tools that the config wants, by the name that the model calls them."""
     config, names = server.config, [tool.name for tool in offered]
-    for key in ("include", "exclude", "rename"):
-        _refuse_idle_patterns(f"task.mcp.{server.name}.{key}", getattr(config, key), names)
-    count = 0
+    table = f"task.mcp.{server.name}"
+    for key in ("include", "exclude"):
+        _refuse_idle(f"{table}.{key}", getattr(config, key), names)
+    included = [name for name in names if not config.include or _matches(name, config.include)]
+    chosen = [name for name in included if not _matches(name, config.exclude)]
+    if not chosen:
+        raise BadServer(f"{table} gives no tool; the server offers: {_listed(names)}")
+    _refuse_idle(f"{table}.rename", map(glob.escape, config.rename), chosen)
     for tool in offered:
-        wanted = not config.include or _matches(tool.name, config.include)
-        if wanted and not _matches(tool.name, config.exclude):
-            count += 1
+        if tool.name in chosen:
             yield config.rename.get(tool.name, config.prefix + tool.name), tool
-    if not count:
-        raise BadServer(f"task.mcp.{server.name} gives no tool; the server offers: {_listed(names)}")
 
 
-def _refuse_idle_patterns(key: str, patterns: Iterable[str], names: Sequence[str]) -> None:
+def _refuse_idle(key: str, patterns: Iterable[str], names: Sequence[str]) -> None:
+    """Each pattern must fit a name."""
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(_matches(name, [pattern]) for name in names):
             near = difflib.get_close_matches(pattern, names, n=1)
-            hint = f"did you mean {near[0]!r}? It" if near else "it"
-            raise BadServer(
-                f"{key} has {pattern!r}, which no tool is called; {hint} offers: {_listed(names)}"
-            )
+            hint = f"did you mean {near[0]!r}? There are" if near else "there are"
+            raise BadServer(f"{key} has {pattern!r}, which no tool is called; {hint}: {_listed(names)}")
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

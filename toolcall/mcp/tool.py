@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mcp_types
@@ -14,12 +14,12 @@ from toolcall.registry import Tool, schema_tool
 from toolcall.types import ToolContext
 
 
-def make_tools(server: Server, offered: Mapping[str, mcp_types.Tool]) -> list[Tool]:
-    """offered: by the name that the model calls them. Raises BadServer."""
-    schemas = {tool.name: tool.input_schema for tool in offered.values()}
+def make_tools(server: Server, offered: Sequence[tuple[str, mcp_types.Tool]]) -> list[Tool]:
+    """offered: each with the name that the model calls it. Raises BadServer."""
+    schemas = {tool.name: tool.input_schema for _, tool in offered}
     shared = McpClient(server, schemas) if server.config.scope == "actor" else None
     clients = (lambda _: shared) if shared else (lambda context: _own_client(context, server, schemas))
-    return [_make(server, name, tool, clients, shared) for name, tool in offered.items()]
+    return [_make(server, name, tool, clients, shared) for name, tool in offered]
 
 
 def _make(

@@ -32,6 +32,11 @@ def test_a_name_that_a_task_and_a_server_both_use_is_refused():
         load(mcp={"town": server(rename={"echo": "calculator"})})
 
 
+def test_a_name_that_renaming_gives_to_two_tools_is_refused():
+    with pytest.raises(BadTool, match="two tools are called 'pids'"):
+        load(mcp={"town": server(include=["echo", "pids"], rename={"echo": "pids"})})
+
+
 def test_a_servers_tool_is_called_by_its_tag(tmp_path):
     data = tmp_path / "questions.jsonl"
     data.write_text('{"question": "Where?", "answer": "here"}\n' * 2)

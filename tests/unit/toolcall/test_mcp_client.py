@@ -40,6 +40,7 @@ class Town:
         self.server.add_tool(self.wait)
         self.server.add_tool(self.refuse)
         self.server.add_tool(self.broken)
+        self.server.add_tool(self.logout)
 
     async def echo(self, text: str) -> str:
         return text
@@ -51,6 +52,10 @@ class Town:
 
     async def refuse(self) -> str:
         raise ServersToolError("the museum is closed")
+
+    async def logout(self) -> str:
+        self.waiting += 1
+        raise MCPError(-32600, "session of the user not found")
 
     async def broken(self) -> str:
         raise MCPError(-32099, "no such street")
@@ -85,11 +90,15 @@ def test_calls_of_many_tasks_share_one_session_and_run_at_once():
 
 def test_a_server_that_refuses_is_a_tool_error_and_its_session_stays():
     async def body():
-        end, client = client_of(Town())
+        town = Town()
+        end, client = client_of(town)
         with pytest.raises(ToolError, match="the museum is closed"):
             await client.call("refuse", {})
         with pytest.raises(ToolError, match="no such street"):
             await client.call("broken", {})
+        with pytest.raises(ToolError, match="session of the user not found"):
+            await client.call("logout", {})
+        assert town.waiting == 1
         with pytest.raises(ToolError, match="Unknown tool: fly"):
             await client.call("fly", {})
         assert await client.call("echo", {"text": "a"}) == "a"

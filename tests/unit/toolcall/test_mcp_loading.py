@@ -87,10 +87,11 @@ def test_tools_of_several_servers_stand_in_the_order_of_the_config():
     [
         (
             {"include": ["ecko"]},
-            r"task.mcp.town.include has 'ecko', .* did you mean 'echo'\? It offers: echo, ",
+            r"task.mcp.town.include has 'ecko', .* did you mean 'echo'\? There are: echo, ",
         ),
-        ({"exclude": ["x*"]}, r"task.mcp.town.exclude has 'x\*', which no tool is called; it offers"),
+        ({"exclude": ["x*"]}, r"task.mcp.town.exclude has 'x\*', which no tool is called; there are"),
         ({"rename": {"say": "echo"}}, "task.mcp.town.rename has 'say'"),
+        ({"exclude": ["echo"], "rename": {"echo": "say"}}, "task.mcp.town.rename has 'echo', which no tool"),
         (
             {"exclude": ["*"]},
             "task.mcp.town gives no tool; the server offers: echo, getenv, pids, ",
