@@ -53,6 +53,7 @@ class TemplateRenderer(TokenizerRenderer):
         super().__init__(tokenizer, task, syntax, template)
         self._end_of_turn = self._tokens.literal(template.end_of_turn())[0]
         self._frame = lru_cache(maxsize=None)(self._derive_frame)
+        self._fixed = lru_cache(maxsize=None)(self._tokens.literal)  # of the few texts around results
         tag = self._parser.result_tag
         self._wrap = bool(tag) and f"<{tag}>" not in self._frame(1).pieces[0]
         added = tokenizer.get_added_vocab()
@@ -70,7 +71,7 @@ class TemplateRenderer(TokenizerRenderer):
         for result, piece in zip(results, frame.pieces[1:], strict=True):
             text = self._parser.render_result(result, wrapped=self._wrap)
             ids += self._tokens.plain(frame.encoding(text)) + self._filled(piece, results)
-        return ids + self._tokens.literal(self._prefill)
+        return ids + self._fixed(self._prefill)
 
     def _show(self, messages: Sequence[Message]) -> list[Message]:
         return in_messages(messages, self._parser, native=self.syntax.native, wrapped=self._wrap)
@@ -96,10 +97,10 @@ class TemplateRenderer(TokenizerRenderer):
         position = 0
         for probed in PROBED.finditer(piece):
             result = results[int(probed[2])]
-            ids += self._tokens.literal(piece[position : probed.start()])
+            ids += self._fixed(piece[position : probed.start()])
             ids += self._tokens.plain(result.name if probed[1] else result.call_id)
             position = probed.end()
-        return ids + self._tokens.literal(piece[position:])
+        return ids + self._fixed(piece[position:])
 
     def _prove(self) -> None:
         """The continuation must hold in the second turn as in the first, token for token."""
