@@ -25,6 +25,7 @@ from toolcall.types import Parser
 
 SHIPPED = {  # functions (seed, **options) -> Task
     "calculator": "tasks.calculator:calculator_task",
+    "code": "tasks.code:code_task",
     "search_qa": "tasks.search_qa:search_qa_task",
     "sql": "tasks.sql:sql_task",
 }

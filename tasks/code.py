@@ -1,0 +1,154 @@
+"""The shipped task `code`: write a Python function, try it in the sandbox, be scored by hidden tests.
+
+Problems are made from a seed, in three grades of difficulty; MBPP-style files work through the reward alone:
+
+    data = "mbpp.jsonl", rewards = [{ use = "tasks.code:passes_tests", fields = { tests = "test_list" } }]
+
+Invariant: code that crashes, hangs, exits early or prints what tests would print passes no test; only a
+machine without a working sandbox leaves a trajectory unscored. Called by `tasks.loading`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from tasks.code_problems import GRADES, problem
+from tasks.conduct import well_formed_calls
+from tasks.reward import reward
+from tasks.rules import final_text
+from tasks.scoring import Unscorable
+from tasks.types import Episode, Message, Reward, Row, Task
+from toolcall.parsers import make_parser
+from toolcall.sandbox import Limits, Sandbox, SandboxUnavailable
+from toolcall.tools.python import python_tool
+
+SYSTEM = {
+    "tag": "Try code in <python></python>. Then give the whole function in a ```python block.",
+    "auto": "Try code with the python tool. Then give the whole function in a ```python block.",
+}
+LIMITS = Limits(wall_s=10, cpu_s=5, memory_mb=256)
+HELD_OUT_SEED = -1
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_DRIVER = """
+import json as _json
+_space = {{"__name__": "solution"}}
+exec(compile({code!r}, "solution.py", "exec"), _space)
+_passed = []
+for _test in _json.loads({tests!r}):
+    try:
+        exec(_test, _space)
+        _passed.append(True)
+    except Exception:
+        _passed.append(False)
+print("\\n" + {nonce!r} + _json.dumps(_passed))
+"""
+
+
+def final_code(episode: Episode) -> str | None:
+    """The last fenced block of the last turn; None if there is none."""
+    blocks = _FENCE.findall(final_text(episode))
+    return blocks[-1] if blocks else None
+
+
+async def run_tests(code: str, tests: Sequence[str]) -> list[bool]:
+    """Which of the `assert …` lines hold after `code`. Raises SandboxUnavailable."""
+    nonce = secrets.token_hex(16)  # the verdict is the line that begins with it, not what the code prints
+    driver = _DRIVER.format(code=code, tests=json.dumps(list(tests)), nonce=nonce)
+    result = await _sandbox().run(driver)
+    for line in reversed(result.stdout.splitlines()):
+        if result.ok and line.startswith(nonce):
+            return json.loads(line.removeprefix(nonce))
+    return [False] * len(tests)
+
+
+@reward(timeout=60)
+async def passes_tests(episode: Episode, tests: list[str], setup: str = "") -> float:
+    """1 if the function in the last turn's code block passes all `tests` (lines with assert), else 0."""
+    return float(all(await _outcome(episode, tests, setup)))
+
+
+@reward(weight=0.2, timeout=60)
+async def tests_passed(episode: Episode, tests: list[str], setup: str = "") -> float:
+    """The share of `tests` that it passes."""
+    outcome = await _outcome(episode, tests, setup)
+    return sum(outcome) / len(outcome)
+
+
+async def _outcome(episode: Episode, tests: Sequence[str], setup: str) -> list[bool]:
+    if not tests:
+        raise Unscorable("the row has no tests")
+    code = final_code(episode)
+    if code is None:
+        return [False] * len(tests)
+    try:
+        return await run_tests(f"{setup}\n{code}" if setup else code, tests)
+    except SandboxUnavailable as error:
+        raise Unscorable(str(error)) from error
+
+
+_sandboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Sandbox] = WeakKeyDictionary()
+
+
+def _sandbox() -> Sandbox:
+    """One for each event loop, started at its first run."""
+    loop = asyncio.get_running_loop()
+    if loop not in _sandboxes:
+        _sandboxes[loop] = Sandbox(LIMITS)
+    return _sandboxes[loop]
+
+
+def code_task(
+    seed: int,
+    syntax: Literal["tag", "auto"] = "tag",
+    grade: int = GRADES,
+    train_size: int = 2000,
+    held_out_size: int = 200,
+) -> Task:
+    """Functions to write, of difficulty 1 to `grade`, each with two tests shown and six hidden.
+
+    Success: all hidden tests pass. Rewards: `passes_tests` 1, `tests_passed` (their share) 0.2,
+    `well_formed_calls` 0.1.
+    """
+    if syntax not in SYSTEM:
+        raise ValueError(f"task.options.syntax = {syntax!r}; choose one of: {', '.join(SYSTEM)}")
+    if not 1 <= grade <= GRADES:
+        raise ValueError(f"task.options.grade = {grade} must be 1 to {GRADES}")
+    for name, size in (("train_size", train_size), ("held_out_size", held_out_size)):
+        if size < 1:
+            raise ValueError(f"task.options.{name} = {size} must be 1 or more")
+    tool = python_tool(wall_s=10, cpu_s=5, memory_mb=256)
+    held_out = _rows(held_out_size, HELD_OUT_SEED, grade)
+    kept = {row["question"] for row in held_out}
+    return Task(
+        name="code",
+        train=[row for row in _rows(train_size, seed, grade) if row["question"] not in kept],
+        held_out=held_out,
+        make_messages=lambda row: _messages(SYSTEM[syntax], row),
+        tools=(tool,),
+        parser=make_parser("tag", tags={"python": (tool.name, "code")}) if syntax == "tag" else None,
+        rewards=(
+            Reward("passes_tests", passes_tests.fn, 1.0, passes_tests.timeout_s),
+            Reward("tests_passed", tests_passed.fn, 0.2, tests_passed.timeout_s),
+            Reward("well_formed_calls", well_formed_calls.fn, 0.1),
+        ),
+        success=lambda episode: episode.scores.get("passes_tests", 0.0) == 1.0,
+        tools_in_prompt=syntax == "tag",
+    )
+
+
+def _rows(count: int, seed: int, grade: int) -> list[Row]:
+    rng = random.Random(seed)
+    return [problem(rng, 1 + number % grade) for number in range(count)]
+
+
+def _messages(system: str, row: Row) -> list[Message]:
+    shown = "\n".join(row["examples"])
+    text = f"{row['question']} Examples:\n{shown}"
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
