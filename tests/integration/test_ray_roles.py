@@ -82,6 +82,15 @@ def test_a_killed_role_takes_its_children_with_it(roles, run_dir, end):
     assert left_alive(family, DEADLINE_S) == []
 
 
+def test_an_actor_beyond_the_places_reserved_at_the_start_finds_one(roles, run_dir):
+    more = [spec(run_dir, "actor", f"actor-{rank}", rank) for rank in (1, 2)]
+    assert roles.room(more) == 2
+    handle = roles.start(more[1])
+    log = run_dir / "logs" / "actor-2.log"
+    wait_until(lambda: log.exists() and "staying" in log.read_text(), "the added actor runs")
+    roles.kill(handle)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_the_launcher(tmp_path, number):
     launcher = subprocess.Popen(
