@@ -57,6 +57,7 @@ def scale(run: Path, actors: int, console: Console) -> bool:
     """Ask for so many actors and wait until they are there; False if the run could not have them."""
     folder = existing_folder(run)
     deadline = time.monotonic() + load_config(folder.config).config.launch.startup_timeout_s
+    working: list[str] = []
     with _connected(folder, "scale") as buffer, console.status(f"scaling to {actors} actors"):
         _answer(folder, lambda: buffer.status(_AFTER_ALL_REPORTS))
         _answer(folder, lambda: buffer.scale(actors) or None)
