@@ -216,7 +216,7 @@ class Executor:
     async def _through_store(self, tool: Tool, key: str, arguments: dict, context: ToolContext) -> _Answer:
         store = self._store if tool.options.cache == "disk" else None
         if store is not None:
-            found = await asyncio.to_thread(store.get, key)
+            found = store.get(key)
             if found is not None and self._is_fresh(tool, found[1]):
                 return _Answer(Outcome.OK, found[0], 0.0, 0.0, cache="disk", made=found[1])
         answer = replace(await self._attempts(tool, arguments, context), cache="made")

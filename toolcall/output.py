@@ -46,9 +46,8 @@ def cut_to_budget(text: str, budget: int, measure: Callable[[str], int] = len, k
     byte. The result may be a hundredth shorter than it could be. If the budget is too small even for the
     note, the note is left away.
     """
-    if len(text.encode()) <= budget:
-        return text
-    if len(text) <= MOST_CHARS_PER_UNIT * budget and measure(text) <= budget:
+    may_fit = len(text) <= MOST_CHARS_PER_UNIT * budget
+    if may_fit and (len(text.encode()) <= budget or measure(text) <= budget):
         return text
 
     def noted(kept: int) -> str:

@@ -190,12 +190,9 @@ def test_every_call_leaves_its_span_also_a_cancelled_one():
         return executor.take_metrics()
 
     metrics = run_virtual(scenario())
-    assert [(span.call_id, span.outcome) for span in context.spans] == [
-        ("call_0", Outcome.INVALID_ARGUMENTS),
-        ("call_1", Outcome.UNKNOWN_TOOL),
-        ("call_0", Outcome.CANCELLED),
-        ("call_1", Outcome.CANCELLED),
-    ]
+    spans = [(span.call_id, span.outcome) for span in context.spans]
+    assert spans[:2] == [("call_0", Outcome.INVALID_ARGUMENTS), ("call_1", Outcome.UNKNOWN_TOOL)]
+    assert sorted(spans[2:]) == [("call_0", Outcome.CANCELLED), ("call_1", Outcome.CANCELLED)]
     assert [span.ended - span.queued for span in context.spans] == pytest.approx([0, 0, 3, 3])
     assert metrics["tool/work/calls"] == 3 and metrics["tool/unknown/calls"] == 1
 
