@@ -49,7 +49,7 @@ def _answer_requests(caller: socket.socket, filter_: bytes) -> None:
     if request is None:
         return
     caller.settimeout(CALLER_S)
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "subset=pid")
+    kernel.mount_proc("subset=pid")
     box = _Box(caller, Limits(**request["limits"]), filter_)
     box.start(request)
     while request is not None:

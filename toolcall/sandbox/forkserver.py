@@ -72,7 +72,6 @@ def _enter_namespaces(as_root: bool) -> None:
 def _settle(paths: list[str], as_root: bool) -> None:
     """Take the view as root directory and give up what the host's user could do."""
     view.build(paths)
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     if as_root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)

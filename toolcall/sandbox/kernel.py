@@ -41,6 +41,11 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
     _check(f"mount of {target}", _libc.mount(*arguments, ctypes.c_ulong(flags), data.encode()))
 
 
+def mount_proc(options: str = "") -> None:
+    """The /proc of this process's PID namespace."""
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+
+
 def umount(target: str) -> None:
     _check(f"umount of {target}", _libc.umount2(target.encode(), MNT_DETACH))
 

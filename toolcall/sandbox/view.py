@@ -32,7 +32,7 @@ def sources() -> list[str]:
 
 
 def build(paths: list[str]) -> None:
-    """Make the view this process's root. Needs a new mount namespace and CAP_SYS_ADMIN over it."""
+    """Make the view this process's root. Needs new mount and PID namespaces and CAP_SYS_ADMIN over them."""
     real = {path: os.path.realpath(path) for path in (*paths, *_DEVICES)}  # while links still lead there
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("view", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
@@ -48,6 +48,7 @@ def build(paths: list[str]) -> None:
     os.symlink("/tmp", "/dev/shm")
     os.makedirs("/etc", exist_ok=True)
     Path("/etc/passwd").write_text(_PASSWD, encoding="utf-8")
+    kernel.mount_proc()  # while the host's is there: an ordinary user gets one only beside another
     kernel.umount(OLD)
     os.rmdir(OLD)
     kernel.make_read_only("/", recursive=False)
