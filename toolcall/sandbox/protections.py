@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 
 from toolcall.sandbox.client import Sandbox
-from toolcall.sandbox.types import SandboxUnavailable
+from toolcall.sandbox.types import Limits, SandboxUnavailable
 
 _PROBE = """
 import json, os, resource, socket
@@ -43,7 +43,7 @@ class Protection:
 
 async def measure(sandbox: Sandbox) -> list[Protection]:
     """Raises SandboxUnavailable if there is no sandbox, or one of its protections does not hold."""
-    result = await sandbox.run(_PROBE)
+    result = await sandbox.run(_PROBE, limits=Limits(wall_s=120, cpu_s=60))  # the machine may be starved
     if not result.ok:
         raise SandboxUnavailable(f"the sandbox's probe failed: {result.stderr or result.ended}")
     found = [Protection(name, bool(holds)) for name, holds in json.loads(result.stdout).items()]

@@ -32,7 +32,7 @@ from toolcall.sandbox.types import Limits
 
 EXIT_CODE = struct.Struct("<i")
 WHERE = "<code>"
-NICENESS = 10  # engines and learners on the same cores go first
+NICENESS = 5  # engines and learners on the same cores go first
 HOME = "/tmp"
 
 
