@@ -101,9 +101,12 @@ async def evaluate(
             for number, scored in zip(missing, members, strict=True):
                 file.add(_sample(draw, number, scored))
 
-    async with asyncio.TaskGroup() as running:
-        for draw in wanted:
-            running.create_task(one(draw))
+    try:
+        async with asyncio.TaskGroup() as running:
+            for draw in wanted:
+                running.create_task(one(draw))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures  # the first cause, for the log's last line
     return [file.done[_key(draw, number)] for draw in wanted for number in range(draw.members)]
 
 

@@ -53,10 +53,10 @@ async def score_group(
 def _sum(rewards: Sequence[Reward], outcomes: Sequence[float | Unscorable], episode: Episode) -> Score:
     values = {r.name: v for r, v in zip(rewards, outcomes, strict=True) if isinstance(v, float)}
     episode.scores.update(values)
-    for outcome in outcomes:
-        if isinstance(outcome, Unscorable):
+    for reward, outcome in zip(rewards, outcomes, strict=True):
+        if isinstance(outcome, Unscorable) and reward.weight:  # one of weight 0 is only recorded
             return Score(None, values, str(outcome))
-    return Score(math.fsum(reward.weight * values[reward.name] for reward in rewards), values)
+    return Score(math.fsum(r.weight * values[r.name] for r in rewards if r.weight), values)
 
 
 def _plus(first: Score, second: Score) -> Score:

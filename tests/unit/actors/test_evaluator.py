@@ -54,7 +54,7 @@ def test_a_stopped_evaluation_goes_on_where_it_was(tmp_path):
 
         return roll_four
 
-    with pytest.raises(BaseExceptionGroup):
+    with pytest.raises(EngineDied):
         rolled(tmp_path / "x.jsonl", engine_of=breaks)
     samples, engine = rolled(tmp_path / "x.jsonl")
     assert samples == whole and 0 < len(engine.requests) < 10

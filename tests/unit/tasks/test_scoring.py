@@ -75,6 +75,13 @@ def test_r3_what_is_no_number_is_unscorable(value, says):
     assert scored.components == {"right": 1.0}
 
 
+def test_a_reward_of_weight_0_is_recorded_and_cannot_leave_a_trajectory_unscored():
+    watched = [right, Reward("f1", lambda: 0.5, 0.0), Reward("broken", lambda: None, 0.0)]
+    scored = asyncio.run(score(watched, episode("84")))
+    assert (scored.reward, scored.error) == (1.0, None)
+    assert scored.components == {"right": 1.0, "f1": 0.5}
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 def test_r3_a_reward_that_raises_is_unscorable_with_the_reason(is_async):
     def broken() -> float:
