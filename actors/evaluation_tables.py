@@ -15,6 +15,8 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
     for name, part in result.get("tasks", {}).items():
         yield _success({"task": name, "model": result["model"], **part})
     yield _details(result)
+    if used := result.get("judge"):
+        yield _used(used)
     if "against" in result:
         yield _against(result["against"])
 
@@ -52,6 +54,13 @@ def _details(result: dict[str, Any]) -> Table:
         for number, row in enumerate(rows):
             table.add_row(_name(decoding, part) if number == 0 else "", *row)
         table.add_section()
+    return table
+
+
+def _used(used: dict[str, float]) -> Table:
+    table = Table(title="what judging took", title_justify="left", show_header=False)
+    for name, value in sorted(used.items()):
+        table.add_row(name, f"{value:,.6g}")
     return table
 
 

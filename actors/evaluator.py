@@ -33,6 +33,7 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from tasks.mixture import Mixture, load_mixture
 from tasks.types import Message, Row, Task
+from tasks.usage import usage
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,8 @@ async def run(config: RunConfig, config_dir: Path, options: argparse.Namespace) 
             name: _by_decoding(config, [sample for sample in samples if sample.task == name])
             for name in names
         }
+    if used := usage.take():
+        result["judge"] = used
     if theirs is not None:
         result["against"] = {"file": str(options.against), **difference(samples, theirs)}
     return result

@@ -72,7 +72,12 @@ def test_rewards_that_see_the_group_compare_the_samples_of_one_prompt_and_seed(t
 
 def test_the_result_is_shown_with_intervals_components_and_the_difference(tmp_path):
     samples, _ = rolled(tmp_path / "x.jsonl")
-    result = {"task": "sums", "model": "m", "against": {"file": "b.jsonl", **difference(samples, samples)}}
+    result = {
+        "task": "sums",
+        "model": "m",
+        "judge": {"judge/calls": 3.0},
+        "against": {"file": "b.jsonl", **difference(samples, samples)},
+    }
     for decoding in ("greedy", "sampled"):
         result[decoding] = summarise(s for s in samples if s.decoding == decoding) | {"temperature": 0.7}
-    assert [len(table.columns) for table in tables(result)] == [6, 3, 4]
+    assert [len(table.columns) for table in tables(result)] == [6, 3, 2, 4]
