@@ -96,6 +96,15 @@ class McpClient:
         self._fruitless = 0
         return to_text(result)
 
+    async def probe(self) -> None:
+        """Raises ToolUnavailable if the server is not there."""
+        session = await self._current()
+        try:
+            await session.list_tools()
+        except MCPError as error:
+            self._wake.set()
+            raise self._explained(error) from error
+
     async def close(self) -> None:
         """End the session; calls in flight fail. From any task of the loop that it was opened in."""
         if self._keeper is not None:

@@ -25,6 +25,7 @@ from configs.mcp import VARIABLE, McpConfig
 
 TETHER = Path(__file__).with_name("tether.py")
 _READ_MARGIN_S = 60.0  # an HTTP response may be silent for a call's deadline and this much more
+_KEEPALIVE_S = 2.0
 
 
 class BadServer(ValueError):
@@ -72,7 +73,9 @@ class Server:
         config = self.config
         headers = {key: _filled(text) for key, text in config.headers.items()}
         timeout = httpx2.Timeout(config.connect_timeout_s, read=config.timeout_s + _READ_MARGIN_S)
-        limits = httpx2.Limits(max_connections=None)  # the tools' own limits hold
+        # The tools' own limits hold. Servers close idle connections, often after 5 s, and one that is used at
+        # that moment costs the SDK's session.
+        limits = httpx2.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client,
             streamable_http_client(_filled(config.url), http_client=client) as streams,

@@ -39,6 +39,7 @@ def _make(
             offered.input_schema,
             call,
             shutdown=shared.close if shared else None,
+            probe=shared.probe if shared else None,
             timeout=server.config.timeout_s,
             max_concurrency=server.config.max_concurrency,
         )

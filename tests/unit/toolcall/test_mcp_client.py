@@ -202,6 +202,22 @@ def test_c14_a_server_that_hangs_is_replaced_after_a_call_and_a_probe_without_an
     run_virtual(body())
 
 
+def test_c14_a_probe_tells_whether_the_server_is_there():
+    async def body():
+        end, client = client_of(Town(), connect_timeout_s=5)
+        await client.probe()
+        end.down = True
+        await end.die()
+        await until(lambda: end.open == 0)
+        with pytest.raises(ToolUnavailable, match="is down"):
+            await client.probe()
+        end.down = False
+        await until(lambda: end.open == 1)
+        await client.probe()
+
+    run_virtual(body())
+
+
 def test_a_slow_call_that_was_given_up_leaves_the_session_of_the_others_alone():
     async def body():
         town = Town()
