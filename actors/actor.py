@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from actors.admission import Admission
 from actors.agent_loop import Finished, Rollouts, mixed_rollouts, run_episode, score_members
 from actors.renderer import load_tokenizer, make_renderers
 from actors.tool_pause import AllTools, ToolPause
@@ -132,6 +133,12 @@ class Actor:
         self._changed = asyncio.Event()  # a group ended, or drain or finish was heard
         self._drain = False
         self._finished = False
+        self._admission = Admission(
+            self._config.actors.max_groups_in_flight,
+            self._config.actors.group_size,
+            max(each.limits.max_trajectory_tokens for each in rollouts),
+            rollouts[0].engine.kv_cache_tokens,
+        )
         self._metrics = Recorder(names.ACTOR_WINDOW_S)
         self._all_tools = AllTools([each.executor for each in rollouts])
         self._tools = ToolPause(self._all_tools, clock)
@@ -157,9 +164,8 @@ class Actor:
         while not self._finished and not (self._drain and not self._groups):
             self._changed.clear()
             retry_after_s = self._config.buffer.heartbeat_s
-            # Groups that only wait for rewards leave the engine to others.
-            rolling = sum(bool(group.rolling) for group in self._groups.values())
-            free = self._config.actors.max_groups_in_flight - rolling
+            # Trajectories that only wait for rewards leave the engine to others, as do those that ended.
+            free = self._admission.free_groups(sum(len(group.rolling) for group in self._groups.values()))
             free = await self._tools.allowed(free)
             if free and not self._drain:
                 grant = await self._call(LeaseRequest(self._name, free, self._weights.version))
@@ -198,6 +204,7 @@ class Actor:
             finished = await run_episode(
                 group.rollouts, lease, index, group.row, lambda: self._rolled(group, index)
             )
+            self._admission.observe(finished.trajectory.prompt_len, len(finished.trajectory.token_ids))
             for member in await self._scored(group, index, finished):
                 self._count(member)
                 await self._call(PutTrajectory(member.trajectory))

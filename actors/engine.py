@@ -53,6 +53,11 @@ class Sampled:
 
 
 class Engine(Protocol):
+    @property
+    def kv_cache_tokens(self) -> int | None:
+        """Tokens whose KV fits at once; None if the engine does not say."""
+        ...
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Sampled:
         """Sample one continuation. Raises `EngineDied`; cancelling the call aborts the request."""
         ...

@@ -94,6 +94,11 @@ class VllmEngine:
         await llm.update_weight_version(str(version))
         return cls(llm)
 
+    @property
+    def kv_cache_tokens(self) -> int | None:
+        cache = self.llm.vllm_config.cache_config
+        return cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else None
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Sampled:
         prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
         if sampling.cache_salt is not None:

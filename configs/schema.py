@@ -88,7 +88,7 @@ class ActorsConfig(Section):
     spare_members: Annotated[int, Field(ge=0)] = 0
     """Trajectories started beyond `group_size`; the first scored ones are kept (favours short ones)."""
     max_groups_in_flight: Positive = 16
-    """Groups that one actor rolls out at once."""
+    """Groups that one actor rolls out at once; fewer where their KV would not fit the engine's cache."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Of the policy; the learner divides its logits by it too."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -36,6 +36,7 @@ class FakeEngine:
     def __init__(self, script: Callable[[list[int], Sampling, str], Sequence[int]]) -> None:
         self._script = script
         self.version = 0
+        self.kv_cache_tokens: int | None = None
         self.requests: list[tuple[list[int], Sampling, str]] = []
         self.closed = False
 

@@ -160,7 +160,7 @@ class Receiver:
             ) from None
 
     def take_metrics(self) -> dict[str, float]:
-        """Since the last call: seconds paused for new weights, and the last transfer's seconds."""
+        """Since the last call: seconds paused for new weights; and how the last transfer and swap went."""
         return self._metrics.take()
 
     async def run(self) -> None:
@@ -294,6 +294,9 @@ class Receiver:
         finally:
             self._swapping = False
         self._metrics.add(names.ACTOR_PAUSED_S, pause_s)
+        self._metrics.set(names.SYNC_PAUSE_S, pause_s)
+        self._metrics.set(names.SYNC_VERSION, commit.version)
+        self._metrics.set(names.SYNC_SWAPPED_AT, time.time())
         async with self._loaded:
             self.version = commit.version
             self._source = source

@@ -17,7 +17,10 @@ from tests.fakes import FakeBuffer, FakeWeights
 from tests.unit.actors.support import correct, make_lease, make_rollouts, make_task
 from tests.unit.actors.test_tool_pause import FakeTools
 
-CONFIG = {"buffer": {"heartbeat_s": 0.01, "lease_timeout_s": 1}, "actors": {"max_groups_in_flight": 2}}
+CONFIG = {
+    "buffer": {"heartbeat_s": 0.01, "lease_timeout_s": 1},
+    "actors": {"max_groups_in_flight": 2, "group_size": 2},
+}
 
 
 def make_actor(

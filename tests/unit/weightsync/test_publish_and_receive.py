@@ -1,6 +1,7 @@
 """Publisher and receivers over real sockets and real gloo, with a fake engine."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 
@@ -51,7 +52,10 @@ def test_every_receiver_gets_every_version():
         assert published[names.SYNC_VERSION] == 3
         assert published[names.SYNC_PAUSE_S] == 0.25
         assert published[names.SYNC_BYTES] > 0 and published[names.SYNC_TRANSFER_S] > 0
-        assert receivers[0].take_metrics()[names.ACTOR_PAUSED_S] == pytest.approx(0.75)
+        received = receivers[0].take_metrics()
+        assert received[names.ACTOR_PAUSED_S] == pytest.approx(0.75)
+        assert (received[names.SYNC_VERSION], received[names.SYNC_PAUSE_S]) == (3, 0.25)
+        assert received[names.SYNC_SWAPPED_AT] == pytest.approx(time.time(), abs=WAIT_S)
         assert names.ACTOR_PAUSED_S not in receivers[0].take_metrics()
 
     run(scenario())
