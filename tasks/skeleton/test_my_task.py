@@ -9,8 +9,11 @@ from toolcall import Executor, ToolContext
 
 HERE = Path(__file__).parent
 TASK = load_task(load_config(HERE / "my_task.toml").config.task, HERE, seed=0)
-PARSER = TASK.parser
-assert PARSER is not None  # the recipe names one; "auto" is known only with a model
+
+
+def parse(turn: str):
+    assert TASK.parser is not None  # the recipe names one; "auto" is known only with a model
+    return TASK.parser.parse(turn)
 
 
 def score_of(*turns: str, row=TASK.train[0]) -> float:
@@ -18,7 +21,7 @@ def score_of(*turns: str, row=TASK.train[0]) -> float:
 
     async def run() -> float:
         executor, context = Executor(TASK.tools), ToolContext(row=row)
-        results = [await executor.run(PARSER.parse(turn), context) for turn in turns]
+        results = [await executor.run(parse(turn), context) for turn in turns]
         episode = Episode(
             row, tuple(TASK.make_messages(row)), turns, tuple(results), "answer", context=context
         )
@@ -31,7 +34,7 @@ def score_of(*turns: str, row=TASK.train[0]) -> float:
 
 def test_the_tool_answers_and_an_unknown_item_is_explained():
     async def call(item: str):
-        (result,) = await Executor(TASK.tools).run(PARSER.parse(f"<price>{item}</price>"), ToolContext())
+        (result,) = await Executor(TASK.tools).run(parse(f"<price>{item}</price>"), ToolContext())
         return result
 
     assert asyncio.run(call("lamp")).text == "25"
