@@ -185,9 +185,12 @@ class McpClient:
             logger.warning("%s is gone: %s", self._title, self._lost)
             if opened and self._one_session:
                 return
-            pause = min(FIRST_PAUSE_S * 2.0**self._fruitless, MAX_PAUSE_S)
+            await asyncio.sleep(self._pause_s() * random.uniform(0.5, 1.0))
             self._fruitless += 1
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    def _pause_s(self) -> float:
+        doublings = min(self._fruitless, 20)  # a power of any number would overflow after some hours
+        return min(FIRST_PAUSE_S * 2**doublings, MAX_PAUSE_S)
 
     async def _open(self, stack: AsyncExitStack) -> Client:
         """Within the deadline, or TimeoutError."""
