@@ -71,6 +71,34 @@ def train(
 
 
 @app.command(context_settings=_OVERRIDES)
+def sft(
+    context: typer.Context,
+    data: Annotated[Path, typer.Option(help="JSONL: chats with `messages`, or exported trajectories.")],
+    config: Config = None,
+) -> None:
+    """Learn from demonstrations, for a model that cannot call the tools yet.
+
+    `python launch.py sft --config my_task.toml --data chats.jsonl --steps 50 --learner.lr 1e-5`
+    """
+    _run(lambda: commands.sft(config, data, context.args))
+
+
+@app.command(name="export-trajectories")
+def export_trajectories(
+    run: Annotated[Path, typer.Option(help="The run folder, e.g. runs/x.")],
+    out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("demonstrations.jsonl"),
+    min_reward: Annotated[float, typer.Option(help="The least reward.")] = 1.0,
+    per_prompt: Annotated[int | None, typer.Option(help="At most so many of one prompt.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many in all.")] = None,
+) -> None:
+    """Write a run's best trajectories as demonstrations for `sft`.
+
+    `python launch.py export-trajectories --run runs/x --min-reward 1 --per-prompt 2`
+    """
+    _run(lambda: commands.export_trajectories(run, out, min_reward, per_prompt, limit))
+
+
+@app.command(context_settings=_OVERRIDES)
 def check(
     context: typer.Context,
     config: Config = None,

@@ -164,6 +164,7 @@ async def run_episode(
             "cached_tokens": state.cached_tokens,
         },
         spans=state.context.spans,
+        turn_rewards=scored.turn_rewards,
     )
     return Finished(trajectory, episode, success=error is None and task.success(episode))
 

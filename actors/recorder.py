@@ -71,11 +71,15 @@ class Recorder:
         error: str | None,
         metrics: dict[str, float],
         spans: Sequence[CallSpan] = (),
+        turn_rewards: Sequence[float] = (),
     ) -> Trajectory:
         """spans: of all calls; those of a turn that was cut short in mid-call have no observation."""
         recorded = sum(len(turn.calls) for turn in self._turns)
         if self._turns:
             self._add_spans(spans[recorded:])
+        turns = self._turns
+        if turn_rewards:
+            turns = [replace(turn, reward=r) for turn, r in zip(turns, turn_rewards, strict=True)]
         return Trajectory(
             trajectory_id=f"{lease.group_id}/{index}",
             group_id=lease.group_id,
@@ -89,7 +93,7 @@ class Recorder:
             action_mask=np.asarray(self._mask, dtype=np.uint8),
             logprobs=np.asarray(self._logprobs, dtype="<f4"),
             versions=np.asarray(self._versions, dtype="<i4"),
-            turns=tuple(self._turns),
+            turns=tuple(turns),
             stop_reason=stop_reason,
             reward=reward,
             reward_components=reward_components,

@@ -50,6 +50,7 @@ class Turn:
     observation_end: int  # one past the observation (== end if there is none)
     finish_reason: str  # the engine's: "stop", "length"
     calls: tuple[dict[str, Any], ...] = ()  # toolcall.types.CallSpan as dicts, in call order
+    reward: float = 0.0  # what the turn itself earned; a part of the trajectory's reward
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from configs.keys import Key, all_keys, entry_keys, find_key, nearest, section_of_entries, sections
+from configs.presets import apply_preset
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.without_effect import settings_without_effect
@@ -70,6 +71,7 @@ def load_config(
         key = _known_name(name, options)
         _set(data, key, _value(key, raw))
         overridden.add(key)
+    apply_preset(data)
     config = _build(data, lambda key: _COMMAND_LINE if key in overridden else in_file)
     return LoadedConfig(
         config=config,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from configs.learner import LearnerConfig
 from configs.mcp import McpConfig, refuse_bad_server
 from configs.section import SECTION, Fraction, Positive, Seconds
 
@@ -128,69 +129,6 @@ class BufferConfig(Section):
     """Trained batches are pruned once a checkpoint holds them, or all are kept."""
 
 
-class LearnerConfig(Section):
-    count: Positive = 1
-    """Data-parallel ranks."""
-    steps: Positive = 100
-    """Optimizer steps of the run."""
-    lr: Annotated[float, Field(gt=0)] = 1e-6
-    """Peak learning rate."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 5
-    """Linear warm-up; constant or as `lr_schedule` says afterwards."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up, down to 10 % at the last step unless constant."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW's."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradient clipping."""
-    adv_estimator: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards of a group become advantages."""
-    policy_loss: Literal["ppo", "cispo"] = "ppo"
-    """Clipped surrogate, or clipped importance weights with a stopped gradient."""
-    clip_ratio_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Lower clip: ratios below 1 - this."""
-    clip_ratio_high: Annotated[float, Field(ge=0)] = 0.28
-    """Upper clip: ratios above 1 + this."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
-    """How token losses become one number."""
-    rollout_is: Literal["none", "token", "sequence"] = "token"
-    """Truncated importance weights of learner against behaviour logprobs."""
-    rollout_is_cap: Annotated[float, Field(gt=0)] = 2.0
-    """Upper bound of those weights."""
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """KL to the initial model in the loss; 0 keeps no reference model."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Entropy bonus."""
-    mask_truncated: bool = False
-    """Give trajectories cut by a limit no weight in the loss."""
-    minibatches: Positive = 1
-    """Optimizer updates per batch; a step is one batch."""
-    tokens_per_microbatch: Positive = 4096
-    """Packed tokens of one forward and backward."""
-    shared_prefix: bool = True
-    """Compute the prompt that a group shares once (exact); needs `attention = "sdpa"`."""
-    attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
-    """auto: sdpa, or flash_attention_2 on CUDA with shared_prefix off and flash-attn installed."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """DeepSpeed ZeRO stage."""
-    threads: int = 0
-    """CPU threads per rank; 0 shares the cores between roles."""
-    checkpoint_every: Positive = 20
-    """Steps between checkpoints (the last step always makes one)."""
-    checkpoint_keep: Positive = 2
-    """Newest checkpoints kept."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Restarts of the learner from its last checkpoint before the run stops."""
-    timeout_s: Seconds = 600
-    """Deadline of every wait for a batch or a collective."""
-
-
 class WeightSyncConfig(Section):
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """auto: nccl where every engine and the learner have CUDA, else gloo."""
@@ -215,6 +153,11 @@ class EvalConfig(Section):
     """Evaluate the first and the last weights in a training run."""
     concurrency: Positive = 64
     """Trajectories in flight."""
+
+
+class SftConfig(Section):
+    data: str | None = None
+    """Set by `launch.py sft`: JSONL of chats or trajectories, put in the buffer in place of samples."""
 
 
 class LaunchConfig(Section):
@@ -246,15 +189,28 @@ class RunConfig(Section):
     learner: LearnerConfig = LearnerConfig()
     weightsync: WeightSyncConfig = WeightSyncConfig()
     eval: EvalConfig = EvalConfig()
+    sft: SftConfig = SftConfig()
     launch: LaunchConfig = LaunchConfig()
 
     @model_validator(mode="after")
     def _refuse_what_cannot_run(self) -> RunConfig:
         actors, buffer, learner = self.actors, self.buffer, self.learner
-        if actors.group_size < 2:
+        if (learner.policy_loss == "sft") != (self.sft.data is not None):
+            raise ValueError(
+                'learner.policy_loss = "sft" and sft.data belong together: learn from demonstrations by '
+                "`python launch.py sft --data FILE`, which sets both"
+            )
+        alone = learner.policy_loss == "sft" or learner.adv_estimator in ("gae", "reinforce_plus_plus")
+        if actors.group_size < 2 and not alone:
             raise ValueError(
                 f"actors.group_size = {actors.group_size} leaves nothing to compare: "
                 f"adv_estimator {learner.adv_estimator!r} needs at least 2"
+            )
+        longest = min(self.task.max_turns * self.task.max_tokens_per_turn, self.task.max_trajectory_tokens)
+        if learner.overlong_buffer_tokens > longest:
+            raise ValueError(
+                f"learner.overlong_buffer_tokens = {learner.overlong_buffer_tokens} is more than the "
+                f"{longest} tokens that a trajectory may sample, so every one would be punished; lower it"
             )
         if buffer.min_group_survivors > actors.group_size:
             raise ValueError(

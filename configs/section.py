@@ -1,4 +1,4 @@
-"""What the sections of the config have in common. Used by `configs.schema` and `configs.mcp`."""
+"""What the sections of the config have in common. Used by `configs.schema` and those beside it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,11 @@ Used by `configs.load`. A setting counts as set when it differs from its default
 
 from __future__ import annotations
 
+import json
+
 from configs.keys import all_keys
+from configs.learner import LearnerConfig
+from configs.presets import PRESETS
 from configs.schema import RunConfig
 
 _ONLY_WITH_DATA = (
@@ -33,7 +37,6 @@ def settings_without_effect(config: RunConfig) -> tuple[str, ...]:
 
 def _dead(config: RunConfig) -> dict[str, str]:
     """Keys that the other settings switch off, and why."""
-    learner = config.learner
     dead: dict[str, str] = {}
     if config.task.mix:
         mixed = (key for key in all_keys() if key.startswith("task.") and key not in _MIX_USES)
@@ -42,14 +45,47 @@ def _dead(config: RunConfig) -> dict[str, str]:
         dead.update(dict.fromkeys(_ONLY_WITH_DATA, "without task.data"))
     else:
         dead.update(dict.fromkeys(_ONLY_WITHOUT_DATA, "with task.data"))
-    if learner.kl_coef == 0:
-        dead["learner.kl_estimator"] = "with learner.kl_coef = 0"
-    if learner.rollout_is == "none":
-        dead["learner.rollout_is_cap"] = 'with learner.rollout_is = "none"'
-    if learner.warmup_steps >= learner.steps:
-        dead["learner.lr_schedule"] = (
-            f"with learner.warmup_steps = {learner.warmup_steps} and only {learner.steps} steps"
-        )
+    from_preset = PRESETS.get(config.learner.preset or "", {})
+    for name, reason in _dead_of_learner(config.learner).items():
+        if name not in from_preset:
+            dead[f"learner.{name}"] = reason
+    return dead
+
+
+def _dead_of_learner(learner: LearnerConfig) -> dict[str, str]:
+    """The same for `[learner]`, without the section's name."""
+    dead: dict[str, str] = {}
+
+    def unless(alive: bool, reason: str, *names: str) -> None:
+        if not alive:
+            dead.update(dict.fromkeys(names, reason))
+
+    unless(learner.kl_coef > 0, "with learner.kl_coef = 0", "kl_estimator")
+    unless(learner.rollout_is != "none", 'with learner.rollout_is = "none"', "rollout_is_cap")
+    unless(learner.rollout_is.endswith("-mask"), "unless learner.rollout_is is a mask", "rollout_is_floor")
+    unless(
+        learner.adv_estimator == "gae",
+        'without learner.adv_estimator = "gae"',
+        *("gae_gamma", "gae_lambda", "critic_lr", "value_coef", "value_clip"),
+    )
+    unless(learner.turn_credit != "trajectory", 'with learner.turn_credit = "trajectory"', "turn_discount")
+    unless(learner.overlong_buffer_tokens > 0, "with learner.overlong_buffer_tokens = 0", "overlong_penalty")
+    unless(learner.lora_rank > 0, "with learner.lora_rank = 0", "lora_alpha", "lora_targets", "lora_export")
+    named = f"with learner.policy_loss = {json.dumps(learner.policy_loss)}"
+    unless(learner.policy_loss == "sapo", named, "sapo_tau_pos", "sapo_tau_neg")
+    unless(learner.policy_loss in ("ppo", "gspo"), named, "clip_ratio_c")
+    unless(learner.policy_loss not in ("sapo", "sft"), named, "clip_ratio_low", "clip_ratio_high")
+    unless(
+        learner.policy_loss != "sft",
+        named,
+        *("adv_norm", "turn_credit", "turn_discount", "rollout_is", "rollout_is_cap", "rollout_is_floor"),
+        *("overlong_buffer_tokens", "overlong_penalty", "logprob_gap_warn"),
+    )
+    unless(
+        learner.warmup_steps < learner.steps,
+        f"with learner.warmup_steps = {learner.warmup_steps} and only {learner.steps} steps",
+        "lr_schedule",
+    )
     return dead
 
 

@@ -45,6 +45,28 @@ def train(config: Path | None, resume: Path | None, overrides: Sequence[str]) ->
     return run_training(loaded, folder, console)
 
 
+def sft(config: Path | None, data: Path, overrides: Sequence[str]) -> int:
+    """Train on demonstrations instead of samples: the same roles, an actor without an engine."""
+    from launcher.demonstrations import sft_overrides
+    from launcher.prepare import new_folder
+    from launcher.train import train as run_training
+
+    loaded = _load(config, [*sft_overrides(data), *overrides], ("config", "data"))
+    return run_training(loaded, new_folder(loaded.config), Console(file=sys.stdout))
+
+
+def export_trajectories(
+    run: Path, out: Path, min_reward: float, per_prompt: int | None, limit: int | None
+) -> int:
+    """Write a run's best trajectories as demonstrations."""
+    from launcher.demonstrations import export_trajectories as export
+    from launcher.prepare import existing_folder
+
+    count = export(existing_folder(run), out, min_reward, per_prompt, limit)
+    print(f"{count} trajectories: {out}")
+    return 0
+
+
 def check(config: Path | None, overrides: Sequence[str]) -> int:
     """Everything that a run does before its first process, and what the model will be shown."""
     from actors.preview import render_preview

@@ -18,6 +18,7 @@ from configs.run_folder import RunFolder
 from launcher.interfaces import Event
 from launcher.progress import picture, plain_line
 from launcher.run_view import RunView
+from metrics import names
 from metrics.sinks import Report, Sink
 
 _SHOWN = (
@@ -28,6 +29,7 @@ _SHOWN = (
     "scale",
     "finish",
     "stop",
+    "warn",
 )  # kinds of events that get a line; a failure is said at the end
 _STEPS_BETWEEN_ADVICE = 10  # where there is no picture
 
@@ -41,6 +43,7 @@ class Display:
         self._sinks = sinks
         self._events = folder.events.open("a", encoding="utf-8", buffering=1)
         self._live: Live | None = None
+        self._disagrees = False  # the last learner report said that engine and learner disagree
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -80,6 +83,7 @@ class Display:
         for _, role, name, when, metrics in status.reports:
             for sink in self._sinks:
                 sink.write(Report(when, status.step, role, name, metrics))
+            self._say_warnings(name, metrics)
         if self._live is None:
             for row in rows:
                 self._console.print(
@@ -97,6 +101,20 @@ class Display:
                 self.event(Event("pause", name, f"{name} {state}"))
             elif was.startswith("paused") and state == "running":
                 self.event(Event("resume", name, f"{name} goes on"))
+
+    def _say_warnings(self, name: str, metrics: Mapping[str, float]) -> None:
+        """What a learner's step tells that nobody should miss; the whole story is in its log."""
+        if metrics.get(names.SKIPPED_STEPS):
+            text = f"{name} skipped an update: NaN or Inf; its groups are in skipped_batches.jsonl"
+            self.event(Event("warn", name, text))
+        disagrees = bool(metrics.get(names.DISAGREE, self._disagrees))
+        if disagrees and not self._disagrees:
+            gap = metrics.get(names.LOGPROB_GAP_MEAN, 0.0)
+            text = (
+                f"engine and learner disagree: the mean gap of their logprobs is {gap:.2f}; see {name}'s log"
+            )
+            self.event(Event("warn", name, text))
+        self._disagrees = disagrees
 
     def _draw(self) -> None:
         if self._live is not None:

@@ -30,7 +30,9 @@ from launcher.preflight import (
     run_module,
     usable_cores,
 )
+from tasks.demonstrations import check_rows
 from tasks.mixture import Mixture, Part, load_mixture
+from tasks.readers import read_rows
 from tasks.reward import BadReward
 from toolcall.errors import BadTool, ToolUnavailable
 
@@ -52,6 +54,7 @@ class Run:
     keys: CurveKeys
     dropped_prompts: tuple[tuple[int, ...], ...] = ()  # of each task, rows whose prompts leave no room
     syntaxes: tuple[str, ...] = ()  # of each task, how calls are read and why, where that was found out
+    demonstrations: int = 0  # rows of sft.data, which a supervised run trains in place of prompts
 
     def specs(self) -> list[RoleSpec]:
         """What each role is told, in order of start."""
@@ -76,7 +79,7 @@ class Run:
             run_id=self.run_id,
             config_dir=self.config_dir,
             model_path=self.model_path,
-            num_prompts=len(self.mixture),
+            num_prompts=self.demonstrations or len(self.mixture),
             dropped_prompts=self.dropped_prompts,
             buffer_endpoint=self.endpoint,
             device=self.resources.device,
@@ -134,6 +137,17 @@ async def _prepare(prepare: Callable[[], Awaitable[str]]) -> str:
         return await prepare()
 
 
+def count_demonstrations(loaded: LoadedConfig) -> int:
+    """How many rows `sft.data` has. Raises PreflightError for a file or row that cannot be used."""
+    assert loaded.config.sft.data is not None
+    try:
+        rows = read_rows(loaded.config.sft.data, loaded.config_dir)
+        check_rows(rows)
+    except (ValueError, OSError) as error:
+        raise PreflightError(str(error).replace("task.data:", "sft.data:")) from error
+    return len(rows)
+
+
 def plan(config: RunConfig) -> Resources:
     return plan_resources(config, usable_cores(), find_gpus())
 
@@ -145,6 +159,7 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     resources = plan(config)
     endpoint = choose_endpoint(config)
     mixture = read_tasks(loaded)
+    demonstrations = count_demonstrations(loaded) if config.sft.data else 0
     for line in prepare_tools(mixture):
         print(line, file=sys.stderr)
     model_path = prepare_model(config.model.path)
@@ -163,6 +178,7 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
         keys=folder.create_keys(),
         dropped_prompts=dropped,
         syntaxes=syntaxes,
+        demonstrations=demonstrations,
     )
 
 

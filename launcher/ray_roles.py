@@ -45,6 +45,7 @@ from launcher.interfaces import Died, Done, Poll, Running
 from launcher.preflight import REPO, PreflightError, free_port
 
 ROLE_MAINS = {"buffer": "buffer.server:main", "actor": "actors.actor:main", "learner": "learner.learner:main"}
+SFT_MAINS = ROLE_MAINS | {"actor": "actors.demonstrations:main"}
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # nothing large goes through Ray
 _SHORT_PATH = 40  # characters of a temp dir under which Ray's socket paths stay below the limit of 107
@@ -104,9 +105,9 @@ class RayRoles:
     """Starts, watches and kills roles on a Ray cluster."""
 
     def __init__(
-        self, config: RunConfig, device: Literal["cpu", "cuda"], mains: Mapping[str, str] = ROLE_MAINS
+        self, config: RunConfig, device: Literal["cpu", "cuda"], mains: Mapping[str, str] | None = None
     ) -> None:
-        self._mains = mains
+        self._mains = mains or (SFT_MAINS if config.sft.data else ROLE_MAINS)
         self._device = device
         self._gpus = {"actor": config.launch.gpus_per_actor, "learner": config.launch.gpus_per_learner}
         self._is_local = config.launch.ray_address is None

@@ -66,6 +66,8 @@ def _introduce(run: Run, console: Console) -> None:
     }
     lines |= {"calls": "; ".join(dict.fromkeys(run.syntaxes))} if run.syntaxes else {}
     lines |= {"note": text} if (text := notes(run)) else {}
+    if run.config.sft.data:
+        lines["learns"] = f"{run.demonstrations} demonstrations of {run.config.sft.data}"
     for label, text in lines.items():
         console.print(f"{label:<8} {text}", highlight=False, markup=False, soft_wrap=True)
 

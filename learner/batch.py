@@ -16,35 +16,27 @@ Called by `learner.trainer`. Shapes: T packed tokens of the row, N targets.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from buffer.messages import Batch, StopReason, Trajectory
-from learner.advantage import group_advantages, has_no_contrast
+from buffer.messages import Batch, Trajectory
+from configs.schema import LearnerConfig
+from learner.advantage import Sample, advantages, has_no_contrast
 from learner.losses import token_weights
+from learner.members import Member, Members, read_members
 
 _SHORTEST_ROOT = 32  # tokens; a shorter one costs more in bookkeeping than it saves
-_CUT_BY_A_LIMIT = {
-    StopReason.MAX_TURNS,
-    StopReason.MAX_TOKENS,
-    StopReason.CONTEXT_LENGTH,
-    StopReason.DEADLINE,
-}
 
 
 @dataclass(frozen=True)
 class BatchSettings:
     """What the plan depends on besides the batch."""
 
-    adv_estimator: str
-    loss_agg_mode: str
+    learner: LearnerConfig
     max_sequence_tokens: int  # the most tokens a trajectory may sample; for seq-mean-token-sum-norm
-    mask_truncated: bool
-    minibatches: int
-    tokens_per_microbatch: int
-    shared_prefix: bool
     world: int
     hidden_size: int  # sets what an attended pair costs against a token
 
@@ -75,7 +67,13 @@ class MicroBatch:
     behaviour: np.ndarray  # float32 [N] logprobs at sampling time
     advantages: np.ndarray  # float32 [N]
     weights: np.ndarray  # float32 [N] of the token's loss in the update; 0 only in an idle micro-batch
-    sequence_of: np.ndarray  # int64 [N] index of the trajectory in the optimizer batch
+    sequence_of: np.ndarray  # int64 [N] index of the trajectory among the batch's samples
+    token_index: np.ndarray  # int64 [N] place of the target in the batch's flat order A
+
+    @property
+    def idle(self) -> bool:
+        """It only keeps a rank in step with the others."""
+        return not self.weights.any()
 
 
 @dataclass(frozen=True)
@@ -88,26 +86,51 @@ class Update:
 @dataclass(frozen=True)
 class Plan:
     updates: tuple[Update, ...]
+    samples: tuple[Sample, ...]
     tokens_action: int
     tokens_packed: int  # computed, after prefix sharing
     tokens_unpacked: int  # of the trajectories as they are
     groups_without_contrast: int
+    imbalance: float  # what the dearest rank computes beyond the mean, over the mean
+
+    @property
+    def tokens_sampled(self) -> int:
+        """Length of the flat order A."""
+        return sum(len(sample.turn_of) for sample in self.samples)
+
+    def advantages(
+        self, config: LearnerConfig, penalty_A: np.ndarray, values_A: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """(advantages, the critic's targets if there is one) [A], from what the model says of the tokens."""
+        ends = np.cumsum([len(sample.turn_of) for sample in self.samples])[:-1]
+        parts = zip(self.samples, np.split(penalty_A, ends), np.split(values_A, ends), strict=True)
+        told = [dataclasses.replace(sample, penalty=p, values=v) for sample, p, v in parts]
+        result = advantages(told, config)
+        returns = None if result.returns is None else np.concatenate(result.returns)
+        return np.concatenate(result.tokens), returns
+
+    def with_advantages(self, advantages_A: np.ndarray) -> Plan:
+        """The same plan with these advantages [A]."""
+        return dataclasses.replace(
+            self,
+            updates=tuple(
+                Update(tuple(tuple(_advised(m, advantages_A) for m in rank) for rank in update.ranks))
+                for update in self.updates
+            ),
+        )
 
 
-@dataclass(frozen=True)
-class _Member:
-    trajectory: Trajectory
-    advantage: float
-    sequence: int  # index in the optimizer batch
-    targets: np.ndarray  # positions in the trajectory with action mask 1
-    end: int  # tokens to compute: all before the last target
+def _advised(micro: MicroBatch, advantages_A: np.ndarray) -> MicroBatch:
+    if micro.idle:
+        return micro
+    return dataclasses.replace(micro, advantages=advantages_A[micro.token_index])
 
 
 @dataclass(frozen=True)
 class _Unit:
     """Members packed as one block, and what that costs. `prefix` includes the root, `tokens` does not."""
 
-    members: tuple[_Member, ...]
+    members: tuple[Member, ...]
     prefix: int
     tokens: int
     cost: float
@@ -122,94 +145,100 @@ class _Row:
     def tokens(self) -> int:
         return self.root + sum(unit.tokens for unit in self.units)
 
+    @property
+    def cost(self) -> float:
+        return self.root + sum(unit.cost for unit in self.units)
+
 
 def plan(batch: Batch, settings: BatchSettings) -> Plan:
-    """Cut a batch into updates, ranks and micro-batches. Every rank computes the same plan."""
-    chunks = [batch.groups[i :: settings.minibatches] for i in range(settings.minibatches)]
-    updates, rows = [], []
-    for groups in chunks:
-        if groups:
-            update, its_rows = _plan_update(groups, settings)
+    """Cut a batch into updates, ranks and micro-batches. Every rank computes the same plan.
+
+    Advantages are those without KL in the reward and without a critic; what these say of the tokens needs a
+    forward pass: see `Plan.advantages`.
+    """
+    config = settings.learner
+    members = read_members(batch, config, settings.max_sequence_tokens)
+    updates, rows = [], []  # rows: by update, rank
+    for first in range(config.minibatches):
+        chosen = slice(first, None, config.minibatches)
+        if batch.groups[chosen]:
+            update, its_rows = _plan_update(batch.groups[chosen], members, chosen, settings)
             updates.append(update)
-            rows += its_rows
-    members = [member for row in rows for unit in row.units for member in unit.members]
-    return Plan(
+            rows.append(its_rows)
+    all_rows = [row for by_rank in rows for of_rank in by_rank for row in of_rank]
+    in_loss = [member for row in all_rows for unit in row.units for member in unit.members]
+    result = Plan(
         updates=tuple(updates),
-        tokens_action=sum(len(m.targets) for m in members),
-        tokens_packed=sum(row.tokens for row in rows),
-        tokens_unpacked=sum(len(m.trajectory.token_ids) for m in members),
+        samples=tuple(members.samples),
+        tokens_action=sum(len(m.targets) for m in in_loss),
+        tokens_packed=sum(row.tokens for row in all_rows),
+        tokens_unpacked=sum(len(m.trajectory.token_ids) for m in in_loss),
         groups_without_contrast=sum(has_no_contrast(_rewards(group)) for group in batch.groups),
+        imbalance=_imbalance(rows),
     )
+    if config.needs_model_outputs or not members.samples:
+        return result
+    nothing = np.zeros(result.tokens_sampled)
+    return result.with_advantages(result.advantages(config, nothing, nothing)[0])
 
 
 def _plan_update(
-    groups: Sequence[Sequence[Trajectory]], settings: BatchSettings
-) -> tuple[Update, list[_Row]]:
-    grouped, lengths = _members(groups, settings)
-    root = _root(grouped) if settings.shared_prefix else 0
+    groups: Sequence[Sequence[Trajectory]], members: Members, chosen: slice, settings: BatchSettings
+) -> tuple[Update, list[list[_Row]]]:
+    """The update, and what each rank packs in it."""
+    grouped = [group for group in members.by_group[chosen] if group]
+    root = _root(grouped) if settings.learner.shared_prefix else 0
     shares = _balance(_units(grouped, root, settings), settings.world)
-    rows = [_fill(share, root, settings.tokens_per_microbatch) for share in shares]
+    rows = [_fill(share, root, settings.learner.tokens_per_microbatch) for share in shares]
     count = max(1, *(len(of_rank) for of_rank in rows))
     idle = _idle_microbatch(groups[0][0])
+    lengths = _lengths_in(grouped, members)
     ranks = tuple(
-        tuple(_pack(row, lengths, settings) for row in of_rank) + (idle,) * (count - len(of_rank))
+        tuple(_pack(row, lengths, members.group_of, settings) for row in of_rank)
+        + (idle,) * (count - len(of_rank))
         for of_rank in rows
     )
-    return Update(ranks), [row for of_rank in rows for row in of_rank]
+    return Update(ranks), rows
+
+
+def _imbalance(rows: list[list[list[_Row]]]) -> float:
+    """All ranks wait for the dearest one at the end of every update."""
+    loads = [[sum(row.cost for row in of_rank) for of_rank in by_rank] for by_rank in rows]
+    mean = sum(sum(by_rank) / len(by_rank) for by_rank in loads)
+    return sum(map(max, loads)) / mean - 1 if mean else 0.0
+
+
+def _lengths_in(grouped: list[list[Member]], members: Members) -> np.ndarray:
+    """[S] action tokens of each sample that these groups hold, 0 for the others."""
+    lengths = np.zeros_like(members.lengths)
+    for member in (member for group in grouped for member in group):
+        lengths[member.sequence] = members.lengths[member.sequence]
+    return lengths
 
 
 def _rewards(group: Sequence[Trajectory]) -> np.ndarray:
     return np.array([t.reward for t in group if t.reward is not None], dtype=np.float64)
 
 
-def _members(
-    groups: Sequence[Sequence[Trajectory]], settings: BatchSettings
-) -> tuple[list[list[_Member]], np.ndarray]:
-    """Scored members with something to learn from, by group, and each sequence's action tokens [S].
-
-    A truncated member keeps its say in the group's mean when `mask_truncated` takes its loss away.
-    """
-    grouped: list[list[_Member]] = []
-    lengths: list[int] = []
-    for group in groups:
-        scored = [t for t in group if t.reward is not None]
-        advantages = group_advantages(_rewards(group), settings.adv_estimator)
-        members = []
-        for trajectory, advantage in zip(scored, advantages, strict=True):
-            targets = np.flatnonzero(trajectory.action_mask)
-            if len(targets) == 0 or (settings.mask_truncated and trajectory.stop_reason in _CUT_BY_A_LIMIT):
-                continue
-            if targets[0] == 0:
-                raise ValueError(
-                    f"trajectory {trajectory.trajectory_id}: its first token is marked as sampled, "
-                    "but nothing precedes it that could predict it"
-                )
-            members.append(_Member(trajectory, float(advantage), len(lengths), targets, end=int(targets[-1])))
-            lengths.append(len(targets))
-        if members:
-            grouped.append(members)
-    return grouped, np.array(lengths, dtype=np.int64)
-
-
 # --- blocks, balance, bins --------------------------------------------------------------------
 
 
-def _root(grouped: list[list[_Member]]) -> int:
+def _root(grouped: list[list[Member]]) -> int:
     """How many tokens all prompts of the update share; 0 if that is not worth a branch."""
     everyone = tuple(member for members in grouped for member in members)
     shared = _common_prefix(everyone) if len(grouped) > 1 else 0
     return shared if shared >= _SHORTEST_ROOT else 0
 
 
-def _units(grouped: list[list[_Member]], root: int, settings: BatchSettings) -> list[_Unit]:
+def _units(grouped: list[list[Member]], root: int, settings: BatchSettings) -> list[_Unit]:
     """One unit per group where the budget allows; a larger group is cut, its prompt then repeated."""
-    if not settings.shared_prefix:
+    if not settings.learner.shared_prefix:
         return [_unit((m,), m.end, 0, settings) for members in grouped for m in members]
     units: list[_Unit] = []
     waiting = [_unit(tuple(members), _common_prefix(tuple(members)), root, settings) for members in grouped]
     while waiting:
         unit = waiting.pop()
-        too_large = root + unit.tokens > settings.tokens_per_microbatch
+        too_large = root + unit.tokens > settings.learner.tokens_per_microbatch
         too_few = len(units) + len(waiting) + 1 < settings.world
         if len(unit.members) > 1 and (too_large or too_few):
             half = len(unit.members) // 2
@@ -220,7 +249,7 @@ def _units(grouped: list[list[_Member]], root: int, settings: BatchSettings) -> 
     return units
 
 
-def _unit(members: tuple[_Member, ...], prefix: int, root: int, settings: BatchSettings) -> _Unit:
+def _unit(members: tuple[Member, ...], prefix: int, root: int, settings: BatchSettings) -> _Unit:
     rests = [m.end - prefix for m in members]
     tokens = prefix - root + sum(rests)
     pairs = (prefix**2 - root**2) / 2 + sum(rest * (prefix + rest / 2) for rest in rests)
@@ -228,7 +257,7 @@ def _unit(members: tuple[_Member, ...], prefix: int, root: int, settings: BatchS
     return _Unit(members, prefix, tokens, tokens + pairs / (6 * settings.hidden_size))
 
 
-def _common_prefix(members: tuple[_Member, ...]) -> int:
+def _common_prefix(members: tuple[Member, ...]) -> int:
     """Length of the longest prefix that all share, within their prompts and what is computed of them."""
     limit = min(min(m.trajectory.prompt_len, m.end) for m in members)
     first = members[0].trajectory.token_ids[:limit]
@@ -268,7 +297,7 @@ def _fill(units: list[_Unit], root: int, budget: int) -> list[_Row]:
 # --- packing ----------------------------------------------------------------------------------
 
 
-def _pack(row: _Row, lengths: np.ndarray, settings: BatchSettings) -> MicroBatch:
+def _pack(row: _Row, lengths: np.ndarray, group_of: np.ndarray, settings: BatchSettings) -> MicroBatch:
     root = row.root
     ids, positions = [row.units[0].members[0].trajectory.token_ids[:root]], [np.arange(root)]
     blocks, columns = [], []
@@ -287,7 +316,7 @@ def _pack(row: _Row, lengths: np.ndarray, settings: BatchSettings) -> MicroBatch
             offset += rests[-1]
         blocks.append(Block(start, unit.prefix - root, tuple(rest for rest in rests if rest)))
         start = offset
-    predict_from, targets, behaviour, advantages, sequence_of = (
+    predict_from, targets, behaviour, sequence_of, token_index = (
         np.concatenate(column) for column in zip(*columns, strict=True)
     )
     return MicroBatch(
@@ -298,16 +327,19 @@ def _pack(row: _Row, lengths: np.ndarray, settings: BatchSettings) -> MicroBatch
         predict_from=predict_from,
         targets=targets,
         behaviour=behaviour,
-        advantages=advantages,
-        weights=token_weights(settings.loss_agg_mode, lengths, sequence_of, settings.max_sequence_tokens),
+        advantages=np.zeros(len(targets), dtype=np.float32),
+        weights=token_weights(
+            settings.learner.loss_agg_mode, lengths, sequence_of, settings.max_sequence_tokens, group_of
+        ),
         sequence_of=sequence_of,
+        token_index=token_index,
     )
 
 
 def _target_columns(
-    member: _Member, root: int, start: int, prefix: int, offset: int
+    member: Member, root: int, start: int, prefix: int, offset: int
 ) -> tuple[np.ndarray, ...]:
-    """(predict_from, targets, behaviour, advantages, sequence_of) of one member, each [targets].
+    """(predict_from, targets, behaviour, sequence_of, token_index) of one member, each [targets].
 
     A token at position p is predicted from the hidden state of p - 1, which lies in the row's root, in the
     group's prefix (at `start`) or in the member's continuation (at `offset`).
@@ -319,8 +351,8 @@ def _target_columns(
         np.where(previous < root, previous, in_block).astype(np.int64),
         trajectory.token_ids[member.targets].astype(np.int64),
         trajectory.logprobs[member.targets].astype(np.float32),
-        np.full(count, member.advantage, dtype=np.float32),
         np.full(count, member.sequence, dtype=np.int64),
+        np.arange(member.start, member.start + count),
     )
 
 
@@ -338,4 +370,5 @@ def _idle_microbatch(trajectory: Trajectory) -> MicroBatch:
         advantages=zero,
         weights=zero,
         sequence_of=np.zeros(1, dtype=np.int64),
+        token_index=np.zeros(1, dtype=np.int64),
     )

@@ -44,6 +44,7 @@ def join_group(rank: int, world: int, master: str, device: str, timeout_s: float
 
 def make_engine(
     module: nn.Module,
+    parameter_groups: list[dict[str, Any]],
     *,
     zero_stage: int,
     dtype: str,
@@ -51,24 +52,33 @@ def make_engine(
     betas: tuple[float, float],
     weight_decay: float,
     max_grad_norm: float,
+    offload: str = "none",
 ) -> Any:
-    """Wrap `module` for training: AdamW with float32 master weights, gradient clipping, ZeRO."""
+    """Wrap `module` for training: AdamW with float32 master weights, gradient clipping, ZeRO.
+
+    `parameter_groups` are torch's; a group without an `lr` gets `lr`.
+    """
     import deepspeed
 
     if zero_stage == 0 and dtype == "float32":
         # DeepSpeed's bare float32 path neither reports the gradient norm nor skips NaN. Stage 1 does both,
         # computes the same, and the float32 optimizer state is then shared by the ranks.
         zero_stage = 1
-    parameters = [p for p in module.parameters() if p.requires_grad]
     # fused: one pass over memory per update, on CPU as on CUDA; DeepSpeed's own Adam would need compiling.
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(parameter_groups, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+    zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": False}
+    if offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if offload == "all":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,  # engine.step() is the boundary, whenever we call it
         "gradient_clipping": max_grad_norm,
         "bf16": {"enabled": dtype == "bfloat16"},
-        "zero_optimization": {"stage": zero_stage, "overlap_comm": False},
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW runs on the CPU as well
         "steps_per_print": None,
     }
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)

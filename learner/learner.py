@@ -7,9 +7,12 @@ Rank 0 talks for all; every rank gets the same batches. Started by `launch.py`.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
+from dataclasses import asdict
+from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -22,10 +25,11 @@ from configs.roles import RoleSpec
 from configs.run_folder import RunFolder
 from learner import checkpoint
 from learner.checkpoint import Progress
+from learner.checkpointer import Checkpointer
 from learner.deepspeed_engine import join_group
 from learner.feed import BatchFeed, Client
 from learner.heartbeat import HeartbeatThread
-from learner.trainer import Trainer
+from learner.trainer import Skipped, Trainer, print_skip
 from metrics import names
 from weightsync.publisher import Publisher
 
@@ -88,6 +92,16 @@ class Learner:
         self.folder = RunFolder(spec.run_dir)
         self.leads = spec.rank == 0
         self.client = stack.enter_context(closing(connect("main")))
+        config = self.config.learner
+        self.checkpointer = stack.enter_context(
+            closing(
+                Checkpointer(
+                    trainer, self.folder.checkpoints, config.checkpoint_keep, config.checkpoint_keep_best
+                )
+            )
+        )
+        self.rewards: list[float] = []  # of the steps since the last checkpoint
+        trainer.on_skip = self._note_skip
         found = checkpoint.latest(self.folder.checkpoints)
         self.progress = checkpoint.restore(trainer, found) if found else Progress()
         self.publisher: PublisherLike | None = None
@@ -107,6 +121,7 @@ class Learner:
         self.heartbeat.report(self.progress.version, {})
         for step in range(self.progress.step + 1, self.config.learner.steps + 1):
             self._step(step)
+        self._report_checkpoint(self.checkpointer.finish())
         checkpoint.export(self.trainer, self.folder.export)
         self.heartbeat.report(self.progress.version, {}, state="finished")
 
@@ -124,6 +139,7 @@ class Learner:
         self.progress = Progress(step, version)
         if self.leads:
             self._call(CommitStep(step=step, version=version))
+        self.rewards.append(metrics[names.REWARD_MEAN])
         self._checkpoint_if_due(step)
         metrics |= {
             names.WAIT_S: waited - started,
@@ -144,12 +160,24 @@ class Learner:
             pass
 
     def _checkpoint_if_due(self, step: int) -> None:
+        """Report a checkpoint that has become complete; start one if it is time."""
+        self._report_checkpoint(self.checkpointer.poll())
         config = self.config.learner
         if step % config.checkpoint_every and step != config.steps:
             return
-        checkpoint.save(self.trainer, self.progress, self.folder.checkpoints, config.checkpoint_keep)
+        self._report_checkpoint(self.checkpointer.start(self.progress, fmean(self.rewards)))
+        self.rewards.clear()
+
+    def _report_checkpoint(self, step: int | None) -> None:
+        if step is not None and self.leads:
+            self._call(Checkpointed(step=step, oldest_step=self.checkpointer.oldest_step()))
+
+    def _note_skip(self, skipped: Skipped) -> None:
+        """Keep the ids of a batch that gave NaN or Inf, so that one can look at it."""
         if self.leads:
-            self._call(Checkpointed(step=step, oldest_step=checkpoint.oldest_step(self.folder.checkpoints)))
+            with (self.folder.root / "skipped_batches.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(skipped)) + "\n")
+        print_skip(skipped)
 
     def _call(self, message: object) -> object:
         return self.client.call(message, timeout_s=self.config.learner.timeout_s)

@@ -35,13 +35,17 @@ class LogprobHead(nn.Module):
     A module of its own, so that ZeRO-3 gathers the weight by the same hooks as any layer's.
     """
 
-    def __init__(self, head: nn.Linear, temperature: float) -> None:
+    def __init__(self, head: nn.Linear, temperature: float, *, float32: bool = False) -> None:
         super().__init__()
         self.weight = head.weight
         self.temperature = temperature
+        self.float32 = float32
 
     def forward(self, hidden_NC: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        return logprobs_and_entropy(hidden_NC, self.weight, targets_N, self.temperature)
+        weight_VC = self.weight
+        if self.float32:
+            hidden_NC, weight_VC = hidden_NC.float(), weight_VC.float()
+        return logprobs_and_entropy(hidden_NC, weight_VC, targets_N, self.temperature)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

@@ -35,12 +35,23 @@ class Row:
     advantages: Tensor  # float32 [N]
     weights: Tensor  # float32 [N]
     sequence_of: Tensor  # int64 [N]
+    token_index: Tensor  # int64 [N]
 
 
 class Policy(nn.Module):
-    """A causal LM whose head computes logprobs of given targets."""
+    """A causal LM whose head computes logprobs of given targets, and a critic's head if there is one.
 
-    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
+    `hf` holds the weights that engines get; the critic is not among them.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        temperature: float,
+        *,
+        critic: bool = False,
+        fp32_lm_head: bool = False,
+    ) -> None:
         super().__init__()
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
@@ -52,17 +63,35 @@ class Policy(nn.Module):
                 raise ValueError(
                     f"{type(model).__name__} scales its logits ({name}); Slipstream cannot train it yet"
                 )
-        model.set_output_embeddings(LogprobHead(head, temperature))
+        model.set_output_embeddings(LogprobHead(head, temperature, float32=fp32_lm_head))
         self.hf = model
+        self.critic: nn.Linear | None = None
+        if critic:
+            self.critic = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=model.dtype)
+            nn.init.zeros_(self.critic.weight)
+            nn.init.zeros_(self.critic.bias)
 
-    def forward(self, row: Row) -> tuple[Tensor, Tensor]:
-        """(logprobs, entropies) of the row's targets, float32 [N]."""
+    def forward(self, row: Row) -> tuple[Tensor, Tensor, Tensor]:
+        """(logprobs, entropies, values) of the row's targets, float32 [N]; values are 0 without a critic.
+
+        A target's value is the critic's of the state before it was sampled.
+        """
         hidden = self.hf.base_model(
             input_ids=row.token_ids, position_ids=row.position_ids, use_cache=False, **row.attention
         ).last_hidden_state
         head = self.hf.get_output_embeddings()
         assert isinstance(head, LogprobHead)
-        return head(hidden[0].index_select(0, row.predict_from), row.targets)
+        states = hidden[0].index_select(0, row.predict_from)
+        logprobs, entropy = head(states, row.targets)
+        values = torch.zeros_like(logprobs) if self.critic is None else self.critic(states)[:, 0].float()
+        return logprobs, entropy, values
+
+    def parameter_groups(self, critic_lr: float) -> list[dict[str, Any]]:
+        """For the optimizer: what is trained of the model, then the critic's head with its own rate."""
+        groups: list[dict[str, Any]] = [{"params": [p for p in self.hf.parameters() if p.requires_grad]}]
+        if self.critic is not None:
+            groups.append({"params": list(self.critic.parameters()), "lr": critic_lr})
+        return groups
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,6 +113,7 @@ class Policy(nn.Module):
             advantages=move(micro.advantages),
             weights=move(micro.weights),
             sequence_of=move(micro.sequence_of),
+            token_index=move(micro.token_index),
         )
 
     def _attention_arguments(self, micro: MicroBatch, device: torch.device) -> dict[str, Any]:
@@ -109,6 +139,9 @@ def load_policy(
     attention_name: str,
     temperature: float,
     gradient_checkpointing: bool = False,
+    critic: bool = False,
+    fp32_lm_head: bool = False,
+    compile_blocks: bool = False,
 ) -> Policy:
     """Load a Hugging Face folder in training form. Raises ValueError for a model it cannot train."""
     model = AutoModelForCausalLM.from_pretrained(
@@ -117,7 +150,11 @@ def load_policy(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _turn_dropout_off(model)
-    return Policy(model, temperature).train()
+    if compile_blocks:
+        for name, module in model.named_modules():
+            if name.endswith(".mlp"):
+                module.compile(dynamic=True)
+    return Policy(model, temperature, critic=critic, fp32_lm_head=fp32_lm_head).train()
 
 
 def _turn_dropout_off(model: PreTrainedModel) -> None:

@@ -12,20 +12,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from buffer.messages import Batch
-from learner.losses import PolicyLoss
+from configs.schema import LearnerConfig
+from learner.objective import Objective
 from metrics import names
 
 
 class StepStatistics:
     """Token sums of one step. `add` locally, `reduce` once (a collective), then read `metrics`."""
 
-    _SUMS = (
+    _SUMS: tuple[str, ...] = (
         "tokens",
         "loss",
         names.ENTROPY,
         names.KL_REF,
         names.CLIP_FRACTION,
         names.RATIO_MEAN,
+        names.IMPORTANCE_MEAN,
+        names.IMPORTANCE_ZERO,
+        names.VALUE_LOSS,
         "first_tokens",
         names.MISMATCH_KL,
         names.LOGPROB_GAP_MEAN,
@@ -35,15 +39,21 @@ class StepStatistics:
         self._sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in self._SUMS}
         self._gap_max = torch.zeros((), dtype=torch.float64, device=device)
 
-    def add(self, loss: Tensor, entropy_N: Tensor, policy: PolicyLoss, kl_N: Tensor | None) -> None:
+    def add(self, done: Objective, entropy_N: Tensor) -> None:
         """One micro-batch: its (already weighted) loss and what its tokens showed."""
         self._sums["tokens"] += entropy_N.numel()
-        self._sums["loss"] += loss.detach().double()
-        self._sums[names.ENTROPY] += entropy_N.detach().double().sum()
-        self._sums[names.CLIP_FRACTION] += policy.clipped.double().sum()
-        self._sums[names.RATIO_MEAN] += policy.ratio.double().sum()
-        if kl_N is not None:
-            self._sums[names.KL_REF] += kl_N.detach().double().sum()
+        self._sums["loss"] += done.loss.detach().double()
+        for name, values_N in (
+            (names.ENTROPY, entropy_N),
+            (names.CLIP_FRACTION, done.policy.clipped),
+            (names.RATIO_MEAN, done.policy.ratio),
+            (names.IMPORTANCE_MEAN, done.importance),
+            (names.IMPORTANCE_ZERO, done.importance == 0),
+            (names.KL_REF, done.kl),
+            (names.VALUE_LOSS, done.value),
+        ):
+            if values_N is not None:
+                self._sums[name] += values_N.detach().double().sum()
 
     def add_mismatch(self, logprobs_N: Tensor, behaviour_N: Tensor) -> None:
         """Engine against learner before any update of this step: k3 of KL(behaviour || learner), and gaps."""
@@ -69,6 +79,20 @@ class StepStatistics:
         gaps = (names.MISMATCH_KL, names.LOGPROB_GAP_MEAN)
         means = {name: value / (first if name in gaps else tokens) for name, value in sums.items()}
         return {names.LOSS: loss / max(updates, 1), names.LOGPROB_GAP_MAX: float(self._gap_max), **means}
+
+
+def disagreement(metrics: dict[str, float], config: LearnerConfig) -> str | None:
+    """The warning that engine and learner disagree about the same tokens, if the step's metrics say so."""
+    gap = metrics[names.LOGPROB_GAP_MEAN]
+    if config.policy_loss == "sft" or gap <= config.logprob_gap_warn:
+        return None
+    return (
+        f"step {metrics[names.STEP]:.0f}: ENGINE AND LEARNER DISAGREE: the mean gap of their logprobs is "
+        f"{gap:.3f} (learner.logprob_gap_warn = {config.logprob_gap_warn:g}, largest gap "
+        f"{metrics[names.LOGPROB_GAP_MAX]:.2f}) on tokens {metrics[names.STALENESS_MEAN]:.1f} versions old "
+        "on average. Near 0 versions this is no drift: compare model.dtype, the chat template, "
+        "actors.temperature, and what actors.engine passes to vLLM (quantisation, top-k, penalties)"
+    )
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:

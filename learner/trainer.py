@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from buffer.messages import Batch
 from configs.schema import LearnerConfig, RunConfig
+from learner import lora
 from learner.batch import BatchSettings, MicroBatch, Plan, plan
 from learner.deepspeed_engine import make_engine
-from learner.losses import importance_weights, kl_divergence, policy_loss
-from learner.policy import Policy, Row, choose_attention, load_policy
-from learner.statistics import StepStatistics, batch_metrics
+from learner.losses import kl_divergence
+from learner.objective import Before, objective
+from learner.policy import Policy, choose_attention, load_policy
+from learner.statistics import StepStatistics, batch_metrics, disagreement
 from metrics import names
 
 _MAX_SKIPS_IN_A_ROW = 3
@@ -31,6 +35,23 @@ _GATHER_BYTES = 256 * 2**20  # of weights gathered at once under ZeRO-3
 
 class TrainingDiverged(RuntimeError):
     """Several updates in a row had NaN or Inf in loss or gradients."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An update that was skipped, and the groups it would have trained."""
+
+    step: int
+    version: int  # of the weights when the batch was handed out
+    groups: tuple[str, ...]
+
+
+def print_skip(skipped: Skipped) -> None:
+    print(
+        f"step {skipped.step}: NaN or Inf in loss or gradients, update skipped; "
+        f"groups {', '.join(skipped.groups)}",
+        file=sys.stderr,
+    )
 
 
 class Trainer:
@@ -45,36 +66,43 @@ class Trainer:
         self.model_path = model_path
         self.device = torch.device(device)
         self.skips_in_a_row = 0
+        self.on_skip: Callable[[Skipped], None] = print_skip
         torch.manual_seed(config.seed + rank)
         attention = choose_attention(learner.attention, learner.shared_prefix, device)
         load: dict[str, Any] = {
             "dtype": config.model.dtype,
             "attention_name": attention,
             "temperature": config.actors.temperature,
+            "fp32_lm_head": learner.fp32_lm_head,
+            "compile_blocks": learner.compile,
         }
-        self.policy = load_policy(model_path, gradient_checkpointing=learner.gradient_checkpointing, **load)
+        self.policy = load_policy(
+            model_path,
+            gradient_checkpointing=learner.gradient_checkpointing,
+            critic=learner.adv_estimator == "gae",
+            **load,
+        )
+        if learner.lora_rank:
+            lora.add_adapters(self.policy.hf, learner)
         self.policy.to(self.device)
         self.engine = make_engine(
             self.policy,
+            self.policy.parameter_groups(learner.critic_lr),
             zero_stage=learner.zero_stage,
             dtype=config.model.dtype,
             lr=learner.lr,
             betas=learner.betas,
             weight_decay=learner.weight_decay,
             max_grad_norm=learner.max_grad_norm,
+            offload=learner.offload if device == "cuda" else "none",
         )
         self.reference: Policy | None = None
         if learner.kl_coef > 0:
             self.reference = load_policy(model_path, **load).to(self.device).eval().requires_grad_(False)
         task = config.task
         self.settings = BatchSettings(
-            adv_estimator=learner.adv_estimator,
-            loss_agg_mode=learner.loss_agg_mode,
+            learner=learner,
             max_sequence_tokens=min(task.max_turns * task.max_tokens_per_turn, task.max_trajectory_tokens),
-            mask_truncated=learner.mask_truncated,
-            minibatches=learner.minibatches,
-            tokens_per_microbatch=learner.tokens_per_microbatch,
-            shared_prefix=learner.shared_prefix,
             world=world,
             hidden_size=self.policy.hf.config.get_text_config().hidden_size,
         )
@@ -86,23 +114,22 @@ class Trainer:
 
         Raises TrainingDiverged after three skipped updates in a row.
         """
-        work = plan(batch, self.settings)
-        lr = learning_rate(batch.step, self.config)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
+        config = self.config
+        lr = learning_rate(batch.step, config)
+        self.engine.optimizer.param_groups[0]["lr"] = lr  # the critic's group keeps its own
         statistics = StepStatistics(self.device)
-        proximal = self._proximal_logprobs(work)
+        work, before = self._look_before(plan(batch, self.settings), statistics)
         skipped, grad_norm = 0, 0.0
-        for index, update in enumerate(work.updates):
-            for number, micro in enumerate(update.ranks[self.rank]):
-                old = proximal[index][number] if proximal else None
-                loss = self._loss(micro, old, statistics, first=index == 0)
+        for number, update in enumerate(work.updates * config.ppo_epochs):
+            unmoved = number == 0 and before.proximal is None and config.policy_loss != "sft"
+            for micro in update.ranks[self.rank]:
+                loss = self._loss(micro, before, statistics, unmoved=unmoved)
                 self.engine.backward(loss * self.world)  # DeepSpeed averages over ranks
             self.engine.step()
             grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
             skipped += self._note_skip(batch, applied=self.engine.was_step_applied())
         statistics.reduce()
-        return {
+        metrics = {
             names.STEP: float(batch.step),
             names.LR: lr,
             names.GRAD_NORM: grad_norm,
@@ -110,73 +137,93 @@ class Trainer:
             names.TOKENS_TRAINED: float(work.tokens_action),
             names.TOKENS_PACKED: float(work.tokens_packed),
             names.TOKENS_UNPACKED: float(work.tokens_unpacked),
+            names.IMBALANCE: work.imbalance,
             **batch_metrics(batch),
-            **statistics.metrics(len(work.updates)),
+            **statistics.metrics(len(work.updates) * config.ppo_epochs),
         }
+        warning = disagreement(metrics, config)
+        if warning and self.rank == 0:
+            print(warning, file=sys.stderr, flush=True)
+        return metrics | {names.DISAGREE: float(warning is not None)}
 
-    def _loss(
-        self, micro: MicroBatch, proximal: Tensor | None, statistics: StepStatistics, first: bool
-    ) -> Tensor:
-        """The micro-batch's part of the update's loss, a scalar."""
-        config = self.config
+    def _loss(self, micro: MicroBatch, before: Before, statistics: StepStatistics, unmoved: bool) -> Tensor:
+        """The micro-batch's part of the update's loss, a scalar. `unmoved`: it shows engine against learner,
+        since no update came before it."""
         row = self.policy.row(micro, self.device)
-        logprobs, entropy = self.engine(row)
-        start = logprobs.detach() if proximal is None else proximal
-        old = row.behaviour if config.rollout_is == "none" else start
-        surrogate = policy_loss(
-            config.policy_loss, logprobs, old, row.advantages, config.clip_ratio_low, config.clip_ratio_high
-        )
-        per_token = surrogate.tokens
-        if config.rollout_is != "none":
-            per_token = per_token * importance_weights(
-                config.rollout_is, start, row.behaviour, row.sequence_of, config.rollout_is_cap
-            )
-        kl = self._reference_kl(row, logprobs)
-        if kl is not None:
-            per_token = per_token + config.kl_coef * kl
-        if config.entropy_coef > 0:
-            per_token = per_token - config.entropy_coef * entropy
-        loss = (row.weights * per_token).sum()
-        if micro.weights.any():  # an idle micro-batch has nothing to tell
-            statistics.add(loss, entropy, surrogate, kl)
-            if first:
-                statistics.add_mismatch(start, row.behaviour)
-        if torch.isfinite(loss):
-            return loss
+        outputs = self.engine(row)
+        done = objective(row, outputs, before, self.config)
+        if not micro.idle:  # which has nothing to tell
+            statistics.add(done, outputs[1])
+            if unmoved:
+                statistics.add_mismatch(done.start, row.behaviour)
+        if torch.isfinite(done.loss):
+            return done.loss
         # A clamp on the way may have stopped the NaN: gradients must show it, so that all ranks skip.
-        return logprobs.sum() * math.nan
+        return outputs[0].sum() * math.nan
 
-    def _reference_kl(self, row: Row, logprobs: Tensor) -> Tensor | None:
-        if self.reference is None:
-            return None
-        with torch.no_grad():
-            reference, _ = self.reference(row)
-        return kl_divergence(self.config.kl_estimator, logprobs, reference)
+    @torch.no_grad()
+    def _look_before(self, work: Plan, statistics: StepStatistics) -> tuple[Plan, Before]:
+        """What the models say of the tokens before the first update, where something needs it, and with it
+        the advantages that depend on it."""
+        config = self.config
+        moves = config.updates_per_step > 1 and config.rollout_is != "none" and config.policy_loss != "sft"
+        if not (moves or config.needs_model_outputs or self.reference):
+            return work, Before()
 
-    def _proximal_logprobs(self, work: Plan) -> list[list[Tensor]] | None:
-        """Logprobs under the weights at the step's start, where an earlier update would change them."""
-        if len(work.updates) == 1 or self.config.rollout_is == "none":
-            return None
-        with torch.no_grad():
-            return [
-                [self.engine(self.policy.row(micro, self.device))[0] for micro in update.ranks[self.rank]]
-                for update in work.updates
-            ]
+        def empty() -> Tensor:
+            return torch.zeros(work.tokens_sampled, device=self.device)
+
+        proximal = empty() if moves or config.needs_model_outputs else None
+        reference = empty() if self.reference else None
+        values = empty()
+        for micro in (micro for update in work.updates for micro in update.ranks[self.rank]):
+            row = self.policy.row(micro, self.device)
+            outputs = self.engine(row) if proximal is not None else None
+            of_reference = self.reference(row)[0] if self.reference else None
+            if micro.idle:
+                continue
+            if outputs is not None and proximal is not None:
+                proximal[row.token_index], values[row.token_index] = outputs[0], outputs[2]
+                statistics.add_mismatch(outputs[0], row.behaviour)
+            if of_reference is not None and reference is not None:
+                reference[row.token_index] = of_reference
+        if proximal is None or not config.needs_model_outputs or not work.samples:
+            return work, Before(proximal, reference)
+        return self._advise(work, Before(proximal, reference, values))
+
+    def _advise(self, work: Plan, before: Before) -> tuple[Plan, Before]:
+        """Advantages from KL in the reward and the critic's values. A collective: a group's members may lie
+        on several ranks, so all get all tokens' numbers."""
+        config = self.config
+        assert before.proximal is not None and before.values is not None
+        penalty = torch.zeros_like(before.values)
+        if config.use_kl_in_reward and before.reference is not None:
+            penalty = config.kl_coef * kl_divergence(config.kl_estimator, before.proximal, before.reference)
+        told = torch.stack([penalty, before.values])
+        if self.world > 1:
+            dist.all_reduce(told)  # each token is on one rank and 0 on the others
+        penalty_A, values_A = told.cpu().numpy()
+        advantages, returns = work.advantages(config, penalty_A, values_A)
+        work = work.with_advantages(advantages)
+        if returns is None:
+            return work, Before(before.proximal, before.reference)
+        targets = torch.from_numpy(returns).to(self.device)
+        return work, Before(before.proximal, before.reference, before.values, targets)
 
     def _note_skip(self, batch: Batch, applied: bool) -> int:
         if applied:
             self.skips_in_a_row = 0
             return 0
         self.skips_in_a_row += 1
-        groups = ", ".join(group[0].group_id for group in batch.groups if group)
-        print(
-            f"step {batch.step}: NaN or Inf in the gradients, update skipped; groups {groups}",
-            file=sys.stderr,
+        skipped = Skipped(
+            batch.step, batch.version, tuple(group[0].group_id for group in batch.groups if group)
         )
+        self.on_skip(skipped)
         if self.skips_in_a_row >= _MAX_SKIPS_IN_A_ROW:
             raise TrainingDiverged(
                 f"{self.skips_in_a_row} updates in a row up to step {batch.step} had NaN or Inf in loss or "
-                "gradients; lower learner.lr or look at the groups named in the learner's log"
+                f"gradients (the last: groups {', '.join(skipped.groups)}); lower learner.lr or look at the "
+                "groups in the run folder's skipped_batches.jsonl"
             )
         return 1
 
@@ -187,6 +234,9 @@ class Trainer:
 
         A collective under ZeRO-3: every rank iterates to the end. A tensor is valid until the next one.
         """
+        if self.config.lora_rank:
+            yield from lora.merged_weights(self.policy.hf)
+            return
         if self.config.zero_stage < 3:
             for name, parameter in self.policy.hf.named_parameters():
                 yield name, parameter.detach()
@@ -212,8 +262,9 @@ class Trainer:
     def weight_metadata(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """(name, dtype without `torch.`, shape) in the order of `named_weights`. Not a collective."""
         return [
-            (name, str(parameter.dtype).removeprefix("torch."), _whole_shape(parameter))
+            (lora.plain_name(name), str(parameter.dtype).removeprefix("torch."), _whole_shape(parameter))
             for name, parameter in self.policy.hf.named_parameters()
+            if not lora.is_adapter(name)
         ]
 
 

@@ -42,7 +42,8 @@ def reward(
 
     Parameters are filled by name: `episode` or `trajectory` (the `Episode`), `group` (all members that can
     be scored), `row` (the data row), `context` (the `ToolContext` that this trajectory's tools got), any
-    field of the row, and what the config sets as options. It returns a finite number; None or an exception
+    field of the row, and what the config sets as options. It returns a finite number, or a list of one
+    for each turn of the trajectory (it counts as their sum, see `learner.turn_credit`); None or an exception
     (`Unscorable` says the reason best) makes the trajectory unscorable, and so does silence for `timeout`
     seconds. With `group` but no trajectory it returns a value for each member instead.
     """

@@ -51,18 +51,39 @@ async def score_group(
 
 
 def _sum(rewards: Sequence[Reward], outcomes: Sequence[float | Unscorable], episode: Episode) -> Score:
-    values = {r.name: v for r, v in zip(rewards, outcomes, strict=True) if isinstance(v, float)}
+    values = {r.name: float(v) for r, v in zip(rewards, outcomes, strict=True) if isinstance(v, float)}
     episode.scores.update(values)
     for reward, outcome in zip(rewards, outcomes, strict=True):
         if isinstance(outcome, Unscorable) and reward.weight:  # one of weight 0 is only recorded
             return Score(None, values, str(outcome))
-    return Score(math.fsum(r.weight * values[r.name] for r in rewards if r.weight), values)
+    total = math.fsum(r.weight * values[r.name] for r in rewards if r.weight)
+    by_turn = [
+        [reward.weight * part for part in value.turns]
+        for reward, value in zip(rewards, outcomes, strict=True)
+        if isinstance(value, _PerTurn)
+    ]
+    return Score(total, values, turn_rewards=tuple(map(math.fsum, zip(*by_turn, strict=True))))
+
+
+class _PerTurn(float):
+    """A reward given turn by turn: its sum, and the `turns`."""
+
+    turns: tuple[float, ...] = ()
+
+
+def _per_turn(values: Sequence[Any], episode: Episode) -> _PerTurn:
+    if len(values) != len(episode.turns):
+        raise Unscorable(f"returned {len(values)} values for {len(episode.turns)} turns")
+    turns = tuple(_number(value) for value in values)
+    total = _PerTurn(math.fsum(turns))
+    total.turns = turns
+    return total
 
 
 def _plus(first: Score, second: Score) -> Score:
     error = first.error or second.error
     total = None if first.reward is None or second.reward is None else first.reward + second.reward
-    return Score(total, {**first.components, **second.components}, error)
+    return Score(total, {**first.components, **second.components}, error, first.turn_rewards)
 
 
 async def _column(reward: Reward, group: Sequence[Episode]) -> list[float | Unscorable]:
@@ -81,7 +102,8 @@ async def _column(reward: Reward, group: Sequence[Episode]) -> list[float | Unsc
 
 async def _value(reward: Reward, episode: Episode, group: Sequence[Episode] = ()) -> float | Unscorable:
     try:
-        return _number(await _call(reward, episode, group))
+        value = await _call(reward, episode, group)
+        return _per_turn(value, episode) if isinstance(value, list | tuple) else _number(value)
     except Exception as error:  # noqa: BLE001 - any failure of a reward leaves the trajectory unscored
         return _reason(reward, error)
 

@@ -56,7 +56,7 @@ class Reward:
     """
 
     name: str
-    fn: Callable[..., Any]  # sync or async; returns float or None (unscorable)
+    fn: Callable[..., Any]  # sync or async; returns a float, one for each turn, or None (unscorable)
     weight: float = 1.0
     timeout_s: float = 60.0
     options: Mapping[str, Any] = field(default_factory=dict)  # arguments that the config sets
@@ -88,6 +88,7 @@ class Score:
     reward: float | None
     components: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    turn_rewards: tuple[float, ...] = ()  # what each turn earned, a part of `reward`; empty: no reward says
 
 
 @dataclass(frozen=True)

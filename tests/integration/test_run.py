@@ -35,6 +35,23 @@ def test_a_users_task_trains_and_exports(config, tmp_path):
     AutoModelForCausalLM.from_pretrained(run / "export")
 
 
+def test_demonstrations_are_learned_on_the_same_path_without_an_engine(config, tmp_path):
+    chat = [{"role": "user", "content": "What is 12 times 7?"}, {"role": "assistant", "content": "84"}]
+    demos = tmp_path / "demos.jsonl"
+    demos.write_text(json.dumps({"messages": chat}) + "\n")
+    done = launch(
+        *("sft", "--config", str(config), "--data", str(demos), *options(tmp_path)),
+        *("--steps", "8", "--learner.lr", "1e-2"),
+    )
+    run = tmp_path / "runs" / "t"
+    assert done.returncode == 0, done.stdout
+    assert steps_of(run) == list(range(1, 9))
+    reports = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [metrics["learner/loss"] for metrics in reports if "learner/loss" in metrics]
+    assert losses[-1] < 0.5 * losses[0]
+    assert (run / "export" / "model.safetensors").exists()
+
+
 def test_two_actors_and_two_learners(config, tmp_path):
     done = launch("--config", str(config), "--actors", "2", "--learners", "2", *options(tmp_path))
     assert done.returncode == 0, done.stdout

@@ -114,11 +114,33 @@ def test_an_unchanged_frame_is_accepted():
         ({"prompt_len": 9}, "length"),
         ({"prompt_len": -1}, "length"),
         (
-            {"turns": [{"start": 3, "end": 2, "observation_end": 8, "finish_reason": "stop", "calls": []}]},
+            {
+                "turns": [
+                    {
+                        "start": 3,
+                        "end": 2,
+                        "observation_end": 8,
+                        "finish_reason": "stop",
+                        "calls": [],
+                        "reward": 0,
+                    }
+                ]
+            },
             "length",
         ),
         (
-            {"turns": [{"start": 3, "end": 7, "observation_end": 9, "finish_reason": "stop", "calls": []}]},
+            {
+                "turns": [
+                    {
+                        "start": 3,
+                        "end": 7,
+                        "observation_end": 9,
+                        "finish_reason": "stop",
+                        "calls": [],
+                        "reward": 0,
+                    }
+                ]
+            },
             "length",
         ),
         ({"trajectory_id": "0-1/7"}, "field"),

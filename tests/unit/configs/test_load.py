@@ -105,7 +105,7 @@ def test_m10_a_typo_in_the_file_names_key_file_and_nearest(tmp_path):
         ("[actors]\ncount = true\n", "actors.count = true in my.toml must be a whole number"),
         ("[learner]\nlr = inf\n", "learner.lr = Infinity in my.toml must be a number above 0"),
         ("[learner]\nzero_stage = 4\n", "must be a whole number of at least 0 and of at most 3"),
-        ('[learner]\npolicy_loss = "gspo"\n', "must be one of ppo, cispo"),
+        ('[learner]\npolicy_loss = "vpg"\n', "must be one of ppo, gspo, cispo"),
         ("[learner]\nbetas = [1, 2, 3]\n", "must be a list of 2, each a number"),
         ('[launch]\nsinks = ["jsonl", "x"]\n', "each one of jsonl, tensorboard, wandb"),
         ("learner = 3\n", "learner in my.toml must be a table, written as [learner]"),

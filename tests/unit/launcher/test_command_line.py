@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 def calls(monkeypatch):
     """The commands' arguments in place of the commands."""
     seen = []
-    for name in ("train", "check", "keys", "evaluate", "status", "tools"):
+    for name in ("train", "sft", "export_trajectories", "check", "keys", "evaluate", "status", "tools"):
         monkeypatch.setattr(commands, name, lambda *args, name=name: seen.append((name, *args)) or 0)
     return seen
 
@@ -60,6 +60,15 @@ def test_a_call_of_a_tool_and_settings_may_stand_around_the_config(calls):
     run("tools", "call", "search", '{"query": "a b"}', "--config", "a.toml", "--task.options.shots", "2")
     assert calls == [
         ("tools", Path("a.toml"), ["call", "search", '{"query": "a b"}', "--task.options.shots", "2"])
+    ]
+
+
+def test_sft_and_export_trajectories(calls):
+    run("sft", "--data", "chats.jsonl", "--config", "a.toml", "--learner.lr", "1e-5")
+    run("export-trajectories", "--run", "runs/x", "--min-reward", "0.5", "--per-prompt", "2")
+    assert calls == [
+        ("sft", Path("a.toml"), Path("chats.jsonl"), ["--learner.lr", "1e-5"]),
+        ("export_trajectories", Path("runs/x"), Path("demonstrations.jsonl"), 0.5, 2, None),
     ]
 
 

@@ -35,8 +35,9 @@ def console(terminal=False):
     return Console(file=io.StringIO(), width=100, force_terminal=terminal, color_system=None)
 
 
-def status(step):
-    report = (step, "learner", "learner-0", 1000.0, {names.STEP: step, names.REWARD_MEAN: 0.5})
+def status(step, **more):
+    told = {names.STEP: step, names.REWARD_MEAN: 0.5} | more
+    report = (step, "learner", "learner-0", 1000.0, told)
     return StatusReply("r", step, step, (), {"ready": 1}, True, (report,))
 
 
@@ -52,6 +53,20 @@ def test_without_a_terminal_each_step_is_one_line(folder):
     assert lines[0].endswith("actor-0 died (killed)")
     assert lines[1].startswith("step 1/100  reward 0.500") and lines[2].startswith("step 2/100")
     assert "\x1b" not in out.file.getvalue()
+
+
+def test_what_a_learner_should_not_do_is_said_when_it_begins(folder):
+    out = console()
+    shown = display(folder, out)
+    apart = {names.DISAGREE: 1.0, names.LOGPROB_GAP_MEAN: 0.41}
+    with shown.shown():
+        shown.status(status(1, **apart))
+        shown.status(status(2, **apart))
+        shown.status(status(3, **{names.DISAGREE: 0.0, names.SKIPPED_STEPS: 1.0}))
+    said = [line for line in out.file.getvalue().splitlines() if not line.startswith("step")]
+    assert len(said) == 2
+    assert "engine and learner disagree: the mean gap of their logprobs is 0.41" in said[0]
+    assert "learner-0 skipped an update" in said[1]
 
 
 def test_events_and_reports_are_in_the_run_folder(folder):

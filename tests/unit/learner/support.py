@@ -1,11 +1,12 @@
 """Small trajectories, batches and settings for the learner's tests."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from buffer.messages import Batch, StopReason, Trajectory
-from configs.schema import RunConfig
+from buffer.messages import Batch, StopReason, Trajectory, Turn
+from configs.schema import LearnerConfig, RunConfig
 from learner.batch import BatchSettings
 
 VOCABULARY = 300
@@ -45,6 +46,13 @@ def trajectory(
     )
 
 
+def turns(t: Trajectory, spans: Sequence[tuple[int, int, int]], rewards: Sequence[float] = ()) -> Trajectory:
+    """`t` with turns at these (start, end, observation_end)."""
+    earned = [*rewards, *[0.0] * (len(spans) - len(rewards))]
+    made = tuple(Turn(*span, "stop", reward=reward) for span, reward in zip(spans, earned, strict=True))
+    return dataclasses.replace(t, turns=made)
+
+
 def random_batch(
     groups: int = 3, members: int = 3, prompt: int = 12, seed: int = 0, step: int = 1, examples: int = 0
 ) -> Batch:
@@ -76,21 +84,17 @@ def random_batch(
     return Batch(step=step, version=0, groups=tuple(made))
 
 
-def settings(**changes: object) -> BatchSettings:
-    base: dict[str, object] = {
-        "adv_estimator": "grpo",
-        "loss_agg_mode": "token-mean",
-        "max_sequence_tokens": 32,
-        "mask_truncated": False,
-        "minibatches": 1,
-        "tokens_per_microbatch": 4096,
-        "shared_prefix": True,
-        "world": 1,
-        "hidden_size": 64,
-    }
-    return BatchSettings(**(base | changes))  # pyright: ignore[reportArgumentType]
+def learner_config(**changes: object) -> LearnerConfig:
+    return LearnerConfig.model_validate({"tokens_per_microbatch": 4096} | changes)
 
 
-def run_config(**learner: object) -> RunConfig:
-    """A float32 run at temperature 1 with these learner settings."""
-    return RunConfig.model_validate({"model": {"dtype": "float32"}, "learner": {"lr": 1e-3, **learner}})
+def settings(world: int = 1, max_sequence_tokens: int = 32, **learner: object) -> BatchSettings:
+    """Of a plan, with these learner settings."""
+    return BatchSettings(learner_config(**learner), max_sequence_tokens, world, hidden_size=64)
+
+
+def run_config(dtype: str = "float32", **learner: object) -> RunConfig:
+    """A run at temperature 1 with these learner settings."""
+    sft = {"data": "demos.jsonl"} if learner.get("policy_loss") == "sft" else {}
+    sections = {"model": {"dtype": dtype}, "learner": {"lr": 1e-3, **learner}, "sft": sft}
+    return RunConfig.model_validate(sections)

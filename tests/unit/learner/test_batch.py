@@ -144,6 +144,16 @@ def test_every_rank_runs_equally_many_micro_batches_and_the_load_is_balanced():
     assert max(loads) < 1.6 * min(loads)
 
 
+def test_the_plan_says_how_uneven_its_ranks_are():
+    groups = tuple(
+        (trajectory(g, 0, [1, 2] * 20, [7 + g] * (10 * g + 1), [1] * (10 * g + 1)),) for g in (0, 6)
+    )
+    batch = Batch(1, 0, groups)
+    assert plan(batch, settings(shared_prefix=False)).imbalance == 0.0
+    # 40 and 100 tokens, and what their attention costs: the dearest has 113 where the mean is 78
+    assert plan(batch, settings(shared_prefix=False, world=2)).imbalance == pytest.approx(0.45, abs=0.1)
+
+
 def test_fewer_groups_than_ranks_are_cut_so_that_no_rank_idles():
     (update,) = plan(random_batch(groups=1, members=6), settings(world=3)).updates
     assert all(any(m.weights.any() for m in rank) for rank in update.ranks)

@@ -1,5 +1,7 @@
 """The loop against a fake buffer, publisher and clients; the trainer is real and tiny."""
 
+import dataclasses
+import json
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -113,13 +115,16 @@ def train(model_folder: Path, run_dir: Path, steps: int, **sections):
 @pytest.mark.usefixtures("process_group")
 def test_a_run_trains_publishes_commits_checkpoints_and_exports(model_folder, tmp_path):
     buffer, publisher, trainer = train(model_folder, tmp_path, steps=3)
-    assert buffer.of(Resume, AnnouncePublisher, CommitStep, Checkpointed) == [
+    assert buffer.of(Resume, AnnouncePublisher, CommitStep) == [
         Resume(step=0, version=0),
         AnnouncePublisher(endpoint="tcp://here:1"),
         CommitStep(step=1, version=1),
         CommitStep(step=2, version=2),
-        Checkpointed(step=2, oldest_step=2),
         CommitStep(step=3, version=3),
+    ]
+    # Written in the background: reported when complete, in order, the last before the end.
+    assert buffer.of(Checkpointed) == [
+        Checkpointed(step=2, oldest_step=2),
         Checkpointed(step=3, oldest_step=2),
     ]
     assert [version for version, _ in publisher.published] == [1, 2, 3]
@@ -149,6 +154,22 @@ def test_only_every_nth_step_publishes_a_version(model_folder, tmp_path):
     )
     assert [version for version, _ in publisher.published] == [1]
     assert [(m.step, m.version) for m in buffer.of(CommitStep)] == [(1, 0), (2, 1), (3, 1)]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_the_ids_of_a_skipped_batch_are_kept(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("learner.trainer.objective", spoilt())
+    train(model_folder, tmp_path, steps=1)
+    (line,) = (tmp_path / "skipped_batches.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 1, "version": 0, "groups": ["g0", "g1", "g2"]}
+
+
+def spoilt():
+    """The objective, with a loss that is no number."""
+    import learner.objective
+
+    right = learner.objective.objective
+    return lambda *arguments: dataclasses.replace(right(*arguments), loss=torch.tensor(float("nan")))
 
 
 # --- the feed ---------------------------------------------------------------------------------

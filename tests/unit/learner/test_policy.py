@@ -30,7 +30,7 @@ def loss_and_gradients(policy, batch, **changes):
     total = 0.0
     for micro in plan(batch, settings(**changes)).updates[0].ranks[0]:
         row = policy.row(micro, CPU)
-        logprobs, _ = policy(row)
+        logprobs = policy(row)[0]
         loss = (row.weights * row.advantages * logprobs).sum()
         loss.backward()
         total += loss.item()

@@ -58,6 +58,20 @@ def test_numbers_are_scores(value):
     assert asyncio.run(score([giving(value)], episode(""))).reward == float(value)
 
 
+def test_a_reward_of_turns_counts_as_their_sum_and_says_who_earned_it():
+    rewards = [Reward("steps", lambda: [0.5, 0.0], weight=2.0), Reward("more", lambda: (0.1, 0.2))]
+    scored = asyncio.run(score(rewards, episode("let me see", "84")))
+    assert scored.reward == pytest.approx(2 * 0.5 + 0.3)
+    assert scored.components == pytest.approx({"steps": 0.5, "more": 0.3})
+    assert scored.turn_rewards == pytest.approx((1.1, 0.2))
+    assert asyncio.run(score([right], episode("84"))).turn_rewards == ()
+
+
+def test_r3_values_for_too_few_turns_are_unscorable():
+    scored = asyncio.run(score([Reward("steps", lambda: [0.5])], episode("one", "two")))
+    assert scored.reward is None and scored.error == "reward 'steps': returned 1 values for 2 turns"
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -65,7 +79,7 @@ def test_numbers_are_scores(value):
         (float("nan"), "returned nan"),
         (float("inf"), "returned inf"),
         ("1", "returned a str, not a number"),
-        ([1], "returned a list, not a number"),
+        ({1}, "returned a set, not a number"),
     ],
 )
 def test_r3_what_is_no_number_is_unscorable(value, says):

@@ -1,0 +1,58 @@
+"""Learner settings that contradict one another are refused with the reason; idle ones are warned about."""
+
+import pytest
+
+from configs.load import ConfigError, load_config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["--learner.clip_ratio_c", "1.1"], "dual clip would cut what the clip keeps"),
+        (["--learner.rollout_is", "token-mask", "--learner.rollout_is_floor", "3"], "leaves nothing below"),
+        (["--learner.use_kl_in_reward"], "needs learner.kl_coef above 0"),
+        (
+            ["--learner.use_kl_in_reward", "--learner.kl_coef", "0.1", "--learner.mask_truncated"],
+            "turn one of them off",
+        ),
+        (["--learner.adv_estimator", "gae", "--learner.mask_truncated"], "critic's values"),
+        (
+            ["--learner.adv_estimator", "gae", "--learner.adv_norm", "batch"],
+            "normalises over the batch by itself",
+        ),
+        (
+            ["--learner.adv_estimator", "reinforce_plus_plus", "--learner.turn_credit", "group"],
+            "turns included",
+        ),
+        (["--learner.overlong_buffer_tokens", "500"], "every one would be punished"),
+        (["--actors.group_size", "1"], "leaves nothing to compare"),
+        (["--actors.top_p", "0.9"], "no nucleus"),
+        (["--learner.minibatches", "5"], "exceeds buffer.groups_per_batch"),
+        (["--learner.clip_ratio_low", "1.5"], "must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(overrides, reason):
+    with pytest.raises(ConfigError, match=reason):
+        load_config(None, overrides)
+
+
+def test_a_group_of_one_is_enough_for_a_critic():
+    alone = ["--actors.group_size", "1", "--buffer.min_group_survivors", "1"]
+    assert load_config(None, [*alone, "--learner.adv_estimator", "gae"]).config.actors.group_size == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["--learner.gae_lambda", "0.9"], "gae_lambda"),
+        (["--learner.rollout_is_floor", "0.1"], "rollout_is_floor"),
+        (["--learner.turn_discount", "0.9"], "turn_discount"),
+        (["--learner.overlong_penalty", "0.5"], "overlong_penalty"),
+        (["--learner.sapo_tau_pos", "2"], "sapo_tau_pos"),
+        (["--learner.policy_loss", "sapo", "--learner.clip_ratio_high", "0.5"], "clip_ratio_high"),
+        (["--learner.policy_loss", "cispo", "--learner.clip_ratio_c", "3"], "clip_ratio_c"),
+    ],
+)
+def test_a_setting_without_effect_is_warned_about(overrides, key):
+    (warning,) = load_config(None, overrides).warnings
+    assert warning.startswith(f"learner.{key} has no effect")
