@@ -12,6 +12,8 @@ from actors.worked_examples import in_one_turn
 from tasks.types import Message, Task
 from toolcall.types import ParsedTurn, ToolResult
 
+END_OF_MESSAGE = ("<|eom_id|>", "<|eom|>")  # Llama may end a turn that calls a tool by these
+
 
 class RendererError(ValueError):
     """The template, the tools and the task do not fit together. One sentence with the mend."""
@@ -28,8 +30,11 @@ class TokenizerRenderer:
         self._tokens = Tokens(tokenizer, self._parser.markers)
         self._prefill = task.prefill
         self._offer = self._offer_where_nobody_does(task)
+        self._end_of_turn = self._tokens.literal(template.end_of_turn())[:1]
+        self._ends = self._end_tokens(tokenizer)
         self.stop = tuple(self._parser.stop)
-        self.stop_token_ids: tuple[int, ...] = (tokenizer.eos_token_id,)
+        eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.stop_token_ids = tuple(dict.fromkeys((*self._ends, *eos)))
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         return self._tokens.literal(self.template(messages) + self._prefill)
@@ -52,6 +57,14 @@ class TokenizerRenderer:
     def _show(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with their worked examples in the model's call syntax."""
         raise NotImplementedError
+
+    def _end_tokens(self, tokenizer: Any) -> tuple[int, ...]:
+        """Tokens by which a turn of this template ends. Ordinary text, such as a line break before the next
+        speaker, is none: it may stand anywhere."""
+        added = tokenizer.get_added_vocab()
+        control = {*added.values(), *tokenizer.all_special_ids}
+        own = [token for token in self._end_of_turn if token in control]
+        return (*own, *(added[token] for token in END_OF_MESSAGE if token in added))
 
     def _offer_where_nobody_does(self, task: Task) -> str:
         """What the system message must say because neither the prompt nor the template shows the tools."""

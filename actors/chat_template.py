@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from tasks.types import Message
@@ -30,13 +31,12 @@ class BadTemplate(ValueError):
 
 
 class ChatTemplate:
-    """schemas: the tools to be offered, or None. Probes are made once, here."""
+    """schemas: the tools to be offered, or None. Each probe is made once, when it is asked for."""
 
     def __init__(self, tokenizer: Any, schemas: Sequence[Mapping[str, Any]] | None) -> None:
         self._tokenizer = tokenizer
         self._schemas = schemas
         self._arguments_as_text = False
-        self.written_call = self._probe_call()
 
     def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
         """The conversation as text; `open_turn`: with the header of the assistant turn to come."""
@@ -74,7 +74,8 @@ class ChatTemplate:
         text = self.render([*ASK, {"role": "assistant", "content": TURN}, *results])
         return text.rpartition(TURN)[2]
 
-    def _probe_call(self) -> str | None:
+    @cached_property
+    def written_call(self) -> str | None:
         """How the template writes the turn `probe_calls(1)`; None if it shows no calls."""
         for self._arguments_as_text in (False, True):
             text = self._try([*ASK, probe_calls(1)], open_turn=False)
@@ -92,7 +93,7 @@ class ChatTemplate:
 
         try:
             return self.render(messages, open_turn=open_turn)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
             return None
 
     def _in_its_types(self, message: Message) -> Message:

@@ -30,7 +30,6 @@ from actors.worked_examples import in_messages
 from tasks.types import Message, Task
 from toolcall.types import CallSpan, Outcome, ToolResult
 
-END_OF_MESSAGE = ("<|eom_id|>", "<|eom|>")  # Llama may end a turn that calls a tool by these
 REWRITES = (
     "the chat template rewrites earlier turns when a message is added, so the sampled tokens could not be "
     "kept; set model.renderer to the model's family (see the renderers package) or use another template"
@@ -51,14 +50,12 @@ class TemplateRenderer(TokenizerRenderer):
         template = ChatTemplate(tokenizer, schemas)
         syntax = choose_syntax(template, task.parser, [tool.schema() for tool in task.tools], bool(schemas))
         super().__init__(tokenizer, task, syntax, template)
-        self._end_of_turn = self._tokens.literal(template.end_of_turn())[0]
+        if not self._end_of_turn:
+            raise RendererError("the chat template puts nothing after a turn, so results cannot follow one")
         self._frame = lru_cache(maxsize=None)(self._derive_frame)
         self._fixed = lru_cache(maxsize=None)(self._tokens.literal)  # of the few texts around results
         tag = self._parser.result_tag
         self._wrap = bool(tag) and f"<{tag}>" not in self._frame(1).pieces[0]
-        added = tokenizer.get_added_vocab()
-        self._ends = {self._end_of_turn, *(added[token] for token in END_OF_MESSAGE if token in added)}
-        self.stop_token_ids = tuple(dict.fromkeys((*self._ends, tokenizer.eos_token_id)))
         self._prove()
 
     def observation(
@@ -77,7 +74,7 @@ class TemplateRenderer(TokenizerRenderer):
         return in_messages(messages, self._parser, native=self.syntax.native, wrapped=self._wrap)
 
     def _derive_frame(self, count: int) -> Frame:
-        tail = self._template.after_calls(count, self._tokens.decode([self._end_of_turn]))
+        tail = self._template.after_calls(count, self._tokens.decode(self._end_of_turn))
         for encoding in ENCODINGS:
             probes = [encoding(result_probe(number)) for number in range(count)]
             if all(tail.count(probe) == 1 for probe in probes):
@@ -105,7 +102,7 @@ class TemplateRenderer(TokenizerRenderer):
     def _prove(self) -> None:
         """The continuation must hold in the second turn as in the first, token for token."""
         turn = probe_calls(1) if self.syntax.native else {"role": "assistant", "content": TURN}
-        prompt, end = self._template.render(ASK), self._tokens.decode([self._end_of_turn])
+        prompt, end = self._template.render(ASK), self._tokens.decode(self._end_of_turn)
         one_turn = self._template.render([*ASK, turn], open_turn=False)
         if not one_turn.startswith(prompt) or end not in one_turn.rpartition(TURN)[2]:
             raise RendererError(REWRITES)

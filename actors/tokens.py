@@ -22,9 +22,11 @@ class Tokens:
 
     def __init__(self, tokenizer: Any, markers: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        added = {text: id for text, id in tokenizer.get_added_vocab().items() if text.strip()}
-        self._control = frozenset(added.values())
-        longest_first = sorted(added, key=len, reverse=True)
+        special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+        control = {text: id for text, id in tokenizer.get_added_vocab().items() if text.strip()}
+        control |= dict(special)
+        self._control = frozenset(control.values())
+        longest_first = sorted(control, key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         seen = {*markers, *TAGS}
         self._unseen = {id for id in tokenizer.all_special_ids if tokenizer.decode([id]) not in seen}

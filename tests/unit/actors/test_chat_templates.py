@@ -204,6 +204,16 @@ def test_either_end_of_a_llama_turn_is_kept_and_not_doubled():
         )
 
 
+@pytest.mark.parametrize("syntax", ["tag", "hermes"])
+def test_a_turn_ends_at_the_templates_own_token_and_never_at_a_line_break(syntax):
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"  # as base models with a chat template have it
+    ends = make_renderer(tokenizer, make_task(syntax)).stop_token_ids
+    assert tokenizer.decode(ends) == "<|im_end|><|endoftext|>"
+    plain = tiny_tokenizer(CHATML.replace("+ '<|im_end|>' ", ""))
+    assert plain.decode(make_renderer(plain, make_task(syntax)).stop_token_ids) == "<|im_end|>"  # its eos
+
+
 FUNCTION = {"name": "calculator", "arguments": {"expression": "1+1"}}
 EXAMPLE = [
     {"role": "user", "content": "1+1?"},

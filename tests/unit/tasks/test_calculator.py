@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tasks.word_problems import STEPS, WordProblems, is_held_out, make_problem
 from tests.unit.tasks.support import episode, result
 from toolcall import Executor, Outcome, ToolContext
 from toolcall.tools.calculator import evaluate, show
+from toolcall.types import ParsedTurn, ToolCall
 
 CALL = "<calc>12*7</calc>"
 RIGHT, WRONG = "\n<answer>84</answer>", "\n<answer>85</answer>"
@@ -172,3 +174,14 @@ def test_a_worked_example_played_through_the_real_parts_succeeds():
         (f"<calc>{row['expression']}</calc>", *results), f"<answer>{row['answer']}</answer>", **row
     )
     assert reward_of(made) == 1.1 and task.success(made)
+
+
+def test_the_syntax_may_be_left_to_the_chat_template():
+    task = calculator_task(syntax="auto")
+    assert task.parser is None and not task.tools_in_prompt
+    call = ToolCall("call_0", "calculator", {"expression": "12*7"})
+    made = replace(
+        episode(("a call", result("84")), RIGHT), parsed=(ParsedTurn((call,)), ParsedTurn((), RIGHT))
+    )
+    scored = asyncio.run(score(task.rewards, made))
+    assert scored.reward == pytest.approx(1.1)
