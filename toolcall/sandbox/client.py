@@ -132,15 +132,14 @@ class Session:
         try:
             async with asyncio.timeout(self._limits.wall_s + GRACE_S):
                 await asyncio.get_running_loop().sock_sendall(self._sock, wire.pack(request))
-                answer = await self._receive()
+                return self._result(await self._receive())
         except TimeoutError:
             return RunResult(Ended.TIMEOUT, None, "", "", self._limits.wall_s + GRACE_S, 0.0)
         except (OSError, wire.BadFrame) as error:
             raise SandboxUnavailable(f"the sandbox broke off: {error}") from error
         finally:
-            if not self.alive and not self._session:
+            if not self.alive:
                 self.kill()
-        return self._result(answer)
 
     def _result(self, answer: dict[str, Any]) -> RunResult:
         if "error" in answer:

@@ -109,7 +109,10 @@ class ForkServer:
 
     async def _new_box(self) -> tuple[socket.socket, int]:
         """A socket to a new box, and a descriptor of its first process."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # this process has too many files open
+            raise SandboxUnavailable(f"no socket for a box: {error}") from error
         ours.setblocking(False)
         try:
             with theirs:

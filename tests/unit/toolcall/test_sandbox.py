@@ -165,3 +165,13 @@ def test_code_that_ends_its_session_is_no_failure_of_the_sandbox(code, ended, ex
             return result.ended, result.exit_code, session.alive
 
     assert in_sandbox(body) == (ended, exit_code, False)
+
+
+def test_a_fork_server_that_died_is_replaced_at_the_next_run():
+    async def body(sandbox):
+        assert sandbox._server is not None
+        sandbox._server._process.kill()
+        await asyncio.to_thread(sandbox._server._process.wait, 60)
+        return (await sandbox.run("print('next')")).stdout
+
+    assert in_sandbox(body) == "next\n"
