@@ -70,7 +70,7 @@ def _row(run: Path, phase: str, since: float, until: float, table: Table) -> Non
 @contextmanager
 def stand_in_run() -> Iterator[Path]:
     """A live run of one actor, ended with the block."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         mains = MAINS | {"actor": "benchmarks.chaos_roles:act_slowly"}
         run = Run(Path(folder), FOREVER, mains, Path(folder), actors=1, lease_timeout_s=120)
         run.folder.config.write_text(dump_toml(run.specs[0].config))
@@ -97,12 +97,14 @@ def main() -> None:
     options = parser.parse_args()
     numbers = [int(number) for number in options.to.split(",")]
     table = Table("phase", "seconds", "trajectories/s", "sampled tokens/s")
-    if options.run is not None:
-        record(options.run, numbers, options.seconds, table)
-    else:
-        with stand_in_run() as run:
-            record(run, numbers, options.seconds, table)
-    Console().print(table)
+    try:
+        if options.run is not None:
+            record(options.run, numbers, options.seconds, table)
+        else:
+            with stand_in_run() as run:
+                record(run, numbers, options.seconds, table)
+    finally:
+        Console().print(table)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from launcher.prepare import existing_folder
 from launcher.run_view import RunView
 from launcher.supervisor import in_words
 
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 30.0
+_HEARD_LATELY_S = 10.0
 _AFTER_ALL_REPORTS = 2**61  # a report number that no buffer reaches
 _LOOK_EVERY_S = 1.0
 
@@ -86,7 +87,7 @@ def _working(reply: StatusReply) -> list[str]:
         for role in reply.roles
         if role.role == "actor"
         and role.state.startswith(("running", "paused"))
-        and role.seconds_since_heard < ANSWER_TIMEOUT_S
+        and role.seconds_since_heard < _HEARD_LATELY_S
     ]
 
 
