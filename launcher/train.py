@@ -107,7 +107,8 @@ def _measure(
     if label == "before" and out.exists():
         return json.loads(out.read_text(encoding="utf-8"))
     if label == "after":  # of weights that have been trained further since
-        out.with_suffix(".jsonl").unlink(missing_ok=True)
+        for old in (out, out.with_suffix(".jsonl")):
+            old.unlink(missing_ok=True)
     text = f"measuring success {label} training on {run.config.eval.prompts} held-out prompts"
     what = Evaluation(run.folder.config, str(model), out, label)
     log = run.folder.logs / f"eval-{label}.log"
