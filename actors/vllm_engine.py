@@ -7,6 +7,7 @@ The same recipe on both: token ids in, FINAL_ONLY out, logprobs of the distribut
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,10 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from actors import vllm_lean
         from weightsync.worker import BACKEND, EXTENSION
+
+        vllm_lean.skip_unread_work()
 
         arguments = AsyncEngineArgs(
             **engine_arguments(config, model_path, device, seed),
@@ -90,6 +94,9 @@ class VllmEngine:
             # EngineCore inherits the imported vLLM instead of importing it again. vLLM's CPU platform
             # forces "spawn" in create_engine_config, so this comes after it; no thread runs yet.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        # What was imported stays: without this both processes' collectors walk through it now and then.
+        gc.collect()
+        gc.freeze()
         llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
         await llm.update_weight_version(str(version))
         return cls(llm)
@@ -130,6 +137,8 @@ def _vllm_sampling(sampling: Sampling) -> Any:
         include_stop_str_in_output=True,
         stop_token_ids=list(sampling.stop_token_ids),
         logprobs=0 if sampling.logprobs else None,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),  # only stop strings need the text
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_special_tokens=False,
     )
@@ -140,7 +149,7 @@ def _sampled(output: Any) -> Sampled:
     token_ids = list(completion.token_ids)
     logprobs = [0.0] * len(token_ids)
     if completion.logprobs is not None:
-        logprobs = [at[token].logprob for token, at in zip(token_ids, completion.logprobs, strict=True)]
+        logprobs = completion.logprobs.logprobs  # flat, and with logprobs=0 one per token
     versions: list[int] = []
     for span in completion.weight_versions or ():
         versions += [int(span.version)] * (span.end - span.start)
