@@ -25,7 +25,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # before this folder, whose own name is a package's
 
-from configs.mcp import McpConfig
+from configs.mcp_servers import McpConfig
 from toolcall import Executor, Outcome, Tool, ToolCall, ToolContext, tool
 from toolcall.mcp.loading import load_mcp_tools
 from toolcall.types import ParsedTurn

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from configs.learner import LearnerConfig
-from configs.mcp import McpConfig, refuse_bad_server
+from configs.mcp_servers import McpConfig, refuse_bad_server
 from configs.section import SECTION, Fraction, Positive, Seconds
 
 

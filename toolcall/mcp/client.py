@@ -38,7 +38,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from configs.mcp import McpConfig
+from configs.mcp_servers import McpConfig
 from toolcall.errors import ToolError, ToolUnavailable
 from toolcall.mcp.content import to_text
 from toolcall.mcp.streams import watched

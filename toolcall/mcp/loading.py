@@ -20,7 +20,7 @@ from typing import IO
 import mcp_types
 from mcp import Client
 
-from configs.mcp import McpConfig
+from configs.mcp_servers import McpConfig
 from toolcall.mcp.client import all_tools, in_words, no_answer
 from toolcall.mcp.server import BadServer, Server
 from toolcall.mcp.tool import make_tools

@@ -21,7 +21,7 @@ from mcp.client import Transport
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from configs.mcp import VARIABLE, McpConfig
+from configs.mcp_servers import VARIABLE, McpConfig
 
 TETHER = Path(__file__).with_name("tether.py")
 _READ_MARGIN_S = 60.0  # an HTTP response may be silent for a call's deadline and this much more

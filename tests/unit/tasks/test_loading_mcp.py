@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.mcp import McpConfig
+from configs.mcp_servers import McpConfig
 from configs.schema import TaskConfig
 from tasks.loading import load_task
 from toolcall.errors import BadTool

@@ -11,7 +11,7 @@ from mcp.client import Transport
 from mcp.server import MCPServer
 from mcp.shared.memory import create_client_server_memory_streams
 
-from configs.mcp import McpConfig
+from configs.mcp_servers import McpConfig
 
 
 class FakeEndpoint:

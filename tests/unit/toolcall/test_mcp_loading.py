@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.mcp import McpConfig
+from configs.mcp_servers import McpConfig
 from tests.mcp_by_hand import TOOLS
 from tests.unit.toolcall.support import turn
 from toolcall.executor import Executor

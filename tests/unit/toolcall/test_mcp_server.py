@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.mcp import McpConfig
+from configs.mcp_servers import McpConfig
 from tests.unit.toolcall.mcp_site import HandWrittenSite
 from toolcall.errors import ToolUnavailable
 from toolcall.mcp.client import McpClient
