@@ -29,6 +29,7 @@ from learner.checkpointer import Checkpointer
 from learner.deepspeed_engine import join_group
 from learner.feed import BatchFeed, Client
 from learner.heartbeat import HeartbeatThread
+from learner.memory import trim
 from learner.trainer import Skipped, Trainer, print_skip
 from metrics import names
 from weightsync.publisher import Publisher
@@ -141,6 +142,7 @@ class Learner:
             self._call(CommitStep(step=step, version=version))
         self.rewards.append(metrics[names.REWARD_MEAN])
         self._checkpoint_if_due(step)
+        trim()
         metrics |= {
             names.WAIT_S: waited - started,
             names.TRAIN_S: trained - waited,

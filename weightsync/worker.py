@@ -8,6 +8,7 @@ registers `BACKEND`; `actors.vllm_engine` imports the two names. Driven through 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,6 +93,8 @@ class SlipstreamTransferEngine(WeightTransferEngine[SlipstreamInitInfo, Slipstre
         shapes = [tuple(shape) for shape in update_info.shapes]
         manifest = Manifest.of(zip(update_info.names, update_info.dtypes, shapes, strict=True))
         self.staging.begin(self._group, manifest, self._bucket_bytes)
+        if self.device.type == "cpu":
+            _give_freed_memory_back()
 
     def finish_weight_update(self) -> None:
         """Load what is staged. Raises before the model is touched if that is not complete."""
@@ -133,6 +136,13 @@ class WorkerExtension:
 
     def weight_device(self) -> str:
         return device_name(self.device)
+
+
+def _give_freed_memory_back() -> None:
+    """glibc keeps it, in pieces: 55 updates of the 135M model left 3 GB behind."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def _has_packed_tied_head(model: torch.nn.Module, model_config: Any) -> bool:
