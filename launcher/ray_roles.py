@@ -70,6 +70,7 @@ class RoleProcess:
         start_guard(os.getpid(), [-os.getpgrp()])
         _log_to(RunFolder(spec.run_dir).logs / f"{spec.name}.log")
         print(f"--- {time.strftime('%F %T')} {spec.name} starts, pid {os.getpid()}", flush=True)
+        sys.path.append(str(spec.config_dir))  # last: a user's file hides no installed package
         try:
             module, function = target.split(":")
             getattr(importlib.import_module(module), function)(spec)
@@ -223,7 +224,7 @@ def _temp_dir(run_dir: Path) -> tuple[Path, Path | None]:
 
 
 def _environment(spec: RoleSpec) -> dict[str, str]:
-    path = [str(REPO), str(spec.config_dir), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
     return {
         "PYTHONPATH": os.pathsep.join(path),

@@ -18,6 +18,9 @@ MODULE = "tests.integration.small_roles"
 def returns(spec: RoleSpec) -> None:
     print("threads", os.environ["OMP_NUM_THREADS"], "rank", spec.rank, flush=True)
     subprocess.run(["echo", "from a child"], check=True)
+    import mcp
+
+    print("mcp is", mcp.__file__, flush=True)
 
 
 def raises(spec: RoleSpec) -> None:

@@ -51,9 +51,11 @@ def roles(run_dir):
 
 
 def test_a_role_has_its_threads_and_its_output_is_in_its_log(roles, run_dir):
+    (run_dir / "mcp.py").write_text("raise ImportError('a file beside the config hides a package')\n")
     assert end_of(roles, roles.start(spec(run_dir, "buffer", "buffer"))) == Done()
     log = (run_dir / "logs" / "buffer.log").read_text()
     assert "threads 3 rank 0" in log and "from a child" in log
+    assert "site-packages/mcp" in log
 
 
 def test_a_role_that_raises_has_died_of_its_exception(roles, run_dir):
