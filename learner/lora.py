@@ -71,4 +71,5 @@ def _peft_config(config: LearnerConfig) -> Any:
     from peft import LoraConfig
 
     targets: Any = config.lora_targets[0] if config.lora_targets == ["all-linear"] else config.lora_targets
-    return LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets, bias="none")
+    alpha: Any = config.lora_alpha  # peft says int and takes any number
+    return LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules=targets, bias="none")

@@ -35,7 +35,7 @@ def gather(engine: Any, module: nn.Module) -> Iterator[tuple[str, dict[str, Tens
         master = whole.get(parameter)
         if master is not None:
             moments = engine.optimizer.optimizer.state[master]
-            state = {"weight": master} | {key: moments[key] for key in MOMENTS}
+            state: dict[str, Any] = {"weight": master} | {key: moments[key] for key in MOMENTS}
         else:
             state = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
             state["weight"] = safe_get_full_fp32_param(parameter)
