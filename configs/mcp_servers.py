@@ -68,7 +68,8 @@ def refuse_bad_server(name: str, server: McpConfig) -> None:
     if server.url and not VARIABLE.match(server.url) and not re.match(r"https?://[^/]", server.url):
         raise ValueError(f"{table}.url = {server.url!r} is no address; write http://host:port/path")
     useless = _ONLY_WITH_COMMAND if server.url else _ONLY_WITH_URL
-    if key := next((key for key in useless if key in server.model_fields_set), None):
+    defaults = McpConfig.model_fields  # a run folder's config spells them out
+    if key := next((key for key in useless if getattr(server, key) != defaults[key].default), None):
         raise ValueError(f"{table}.{key} has no effect with {'url' if server.url else 'command'}; remove it")
     if secret := next(_plain_secrets(server), None):
         raise ValueError(

@@ -33,6 +33,13 @@ def test_shipped_recipes_load_without_a_warning(recipe):
     assert load_config(recipe).warnings == ()
 
 
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_config_that_a_run_folder_keeps_is_the_same_config(recipe, tmp_path):
+    config = load_config(recipe).config
+    (tmp_path / "config.toml").write_text(dump_toml(config))
+    assert load_config(tmp_path / "config.toml").config == config
+
+
 def test_overrides_take_the_type_of_their_key():
     config = load_config(
         None,
