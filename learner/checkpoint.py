@@ -129,10 +129,12 @@ def write(taken: Snapshot, checkpoints: Path) -> None:
     """Write this rank's files and sync them, in the temporary folder (ranks share the file system)."""
     work = _work_folder(taken, checkpoints)
     (work / "training").mkdir(parents=True, exist_ok=True)
+    written = [work / "training" / f"rank-{taken.rank}.safetensors"]
+    save_file(taken.training, written[0])
     if taken.model:
-        save_file(taken.model, work / _model_file(taken.rank, taken.world), metadata={"format": "pt"})
-    save_file(taken.training, work / "training" / f"rank-{taken.rank}.safetensors")
-    _sync(work)
+        written.append(work / _model_file(taken.rank, taken.world))
+        save_file(taken.model, written[1], metadata={"format": "pt"})
+    _sync(written)  # not the folder: the files of other ranks come and go meanwhile
 
 
 def complete(taken: Snapshot, checkpoints: Path, keep: int, keep_best: int) -> Path:
@@ -148,7 +150,7 @@ def complete(taken: Snapshot, checkpoints: Path, keep: int, keep_best: int) -> P
         "score": taken.score,
     }
     (work / _STATE).write_text(json.dumps(state))
-    _sync(work)
+    _sync([path for path in work.rglob("*") if path.is_file()])
     shutil.rmtree(target, ignore_errors=True)  # only there if a resumed run repeats the step
     work.rename(target)
     _sync_folder(checkpoints)
@@ -254,14 +256,12 @@ def _copy_model_files(model_path: Path, config: Any, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        else:
-            _sync_folder(path)
-    _sync_folder(folder)
+def _sync(files: list[Path]) -> None:
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    for folder in {path.parent for path in files}:
+        _sync_folder(folder)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -481,6 +481,15 @@ def test_a_kill_before_the_rename_leaves_the_last_good_checkpoint(
     assert [p.name for p in tmp_path.iterdir()] == ["step-2"]
 
 
+def test_a_rank_syncs_its_own_files_while_those_of_others_come_and_go(model_folder, tmp_path):
+    taken = checkpoint.snapshot(make(model_folder), Progress(1, 1), 0.0)
+    work = tmp_path / ".step-1.partial"
+    work.mkdir()
+    (work / ".tmp-of-another-rank").symlink_to(work / "just-renamed")
+    checkpoint.write(taken, tmp_path)
+    assert (work / "training" / "rank-0.safetensors").is_file()
+
+
 def test_a_folder_without_checkpoints_has_none(tmp_path):
     assert checkpoint.latest(tmp_path / "missing") is None
 
