@@ -89,16 +89,19 @@ def _start_thread(fn: Callable[[], Any], name: str) -> Work:
         else:  # would end the event loop or confuse the future
             future.set_exception(RuntimeError(f"raised {type(error).__name__}: {error}".removesuffix(": ")))
 
+    ended = threading.Event()  # not the thread's own end, which comes a moment after the value is there
+
     def target() -> None:
         value, error = None, None
         try:
             value = fn()
         except BaseException as caught:  # noqa: BLE001 - handed to the waiting coroutine
             error = caught
+        ended.set()
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, value, error)
 
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(target,), daemon=True, name=name)
     thread.start()
-    return Work(future, thread.is_alive)
+    return Work(future, lambda: not ended.is_set())

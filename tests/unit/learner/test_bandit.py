@@ -68,4 +68,5 @@ def test_a_trust_region_keeps_many_epochs_on_one_batch_near_the_start(loss):
         optimizer.zero_grad()
         policy_loss(tokens, config).tokens.mean().backward()
         optimizer.step()
-    assert 0.2 < torch.softmax(logits, -1)[3] < 0.6
+    # dppo lets each of the four others lose 0.15 of its 0.2.
+    assert 0.2 < torch.softmax(logits, -1)[3] < (0.8 if loss == "dppo" else 0.6)
