@@ -130,7 +130,7 @@ async def run_episode(
         row=row,
         messages=messages,
         recorder=Recorder(rollouts.renderer.prompt(messages)),
-        context=_tool_context(lease, index, row),
+        context=tool_context(lease, index, row),
     )
     try:
         stop_reason, error = await _roll(rollouts, state)
@@ -147,7 +147,7 @@ async def run_episode(
         )
         scored = Score(None, error=error) if error else await score(task.rewards, episode)
     finally:
-        await _clean_up(rollouts, state)  # after the rewards, which may look at what the tools hold
+        await clean_up(rollouts.executor, state.context)  # after the rewards, which may look at tools
     trajectory = state.recorder.finish(
         lease,
         index,
@@ -207,17 +207,17 @@ async def _roll(rollouts: Rollouts, state: _State) -> tuple[StopReason, str | No
                 f"no end within {limits.trajectory_timeout_s:g} s (task.trajectory_timeout_s)",
             )
         return StopReason.ERROR, f"{type(caught).__name__}: {caught}"
-    return stop_reason, _infrastructure_error(state)
+    return stop_reason, infrastructure_error(state.results)
 
 
-async def _clean_up(rollouts: Rollouts, state: _State) -> None:
+async def clean_up(executor: Executor, context: ToolContext) -> None:
     """Close what tools opened for this trajectory. A clean-up that fails is the tool's loss, not the
     episode's: it is reported, and the score stands."""
     try:
         async with asyncio.timeout(CLEAN_UP_TIMEOUT_S):
-            await rollouts.executor.finish(state.context)
+            await executor.finish(context)
     except Exception as caught:  # noqa: BLE001 - see above
-        logger.warning("%s: clean-up of a tool failed: %r", state.context.trajectory_id, caught)
+        logger.warning("%s: clean-up of a tool failed: %r", context.trajectory_id, caught)
 
 
 async def _turns(rollouts: Rollouts, state: _State) -> StopReason:
@@ -333,7 +333,8 @@ def fit_observation(
         keep[longest] = int(keep[longest] * min(0.9, max(room, 0) / len(ids)))
 
 
-def _tool_context(lease: Lease, index: int, row: Row) -> ToolContext:
+def tool_context(lease: Lease, index: int, row: Row) -> ToolContext:
+    """What the tools of member `index` are told."""
     return ToolContext(
         trajectory_id=f"{lease.group_id}/{index}",
         group_id=lease.group_id,
@@ -343,10 +344,10 @@ def _tool_context(lease: Lease, index: int, row: Row) -> ToolContext:
     )
 
 
-def _infrastructure_error(state: _State) -> str | None:
+def infrastructure_error(results: Sequence[Sequence[ToolResult]]) -> str | None:
     """A tool whose server is gone says nothing about the policy: such a trajectory is not scored."""
-    for results in state.results:
-        for result in results:
+    for of_turn in results:
+        for result in of_turn:
             if result.outcome in NOT_THERE:
                 return f"tool {result.name}: {result.text}"
     return None

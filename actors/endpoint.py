@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI, OpenAIError
 
-from actors.agent_loop import Finished
+from actors.agent_loop import Finished, clean_up, infrastructure_error, tool_context
 from actors.recorder import Recorder
 from buffer.messages import Lease, StopReason
 from configs.schema import TaskConfig
@@ -30,7 +29,7 @@ from tasks.scoring import score
 from tasks.types import Episode, Message, Score, Task
 from toolcall.executor import Executor
 from toolcall.parsers import make_parser
-from toolcall.types import Outcome, ParsedTurn, ParseFailure, ToolCall, ToolContext, ToolResult
+from toolcall.types import ParsedTurn, ParseFailure, ToolCall, ToolContext, ToolResult
 
 REQUEST_TIMEOUT_S = 120.0
 RETRIES = 4  # by the client, with backoff, for refused connections, 429 and 5xx
@@ -95,13 +94,7 @@ class Endpoint:
     async def roll(self, draw: Any, lease: Lease, number: int) -> Finished:
         """Member `number` of an `actors.evaluator.Draw`."""
         seed = lease.seed % 2**31 + number  # within what servers take
-        context = ToolContext(
-            trajectory_id=f"{lease.group_id}/{number}",
-            group_id=lease.group_id,
-            sample_index=number,
-            row=draw.row,
-            rng=random.Random(f"{lease.seed}/{number}"),
-        )
+        context = tool_context(lease, number, draw.row)
         talk = Conversation(self._task.make_messages(draw.row), context)
         prompt = tuple(talk.messages)
         try:
@@ -118,7 +111,7 @@ class Endpoint:
             )
             scored = Score(None, error=error) if error else await score(self._task.rewards, episode)
         finally:
-            await self._executor.finish(context)
+            await clean_up(self._executor, context)
         trajectory = Recorder([]).finish(
             lease,
             number,
@@ -141,8 +134,7 @@ class Endpoint:
             return StopReason.DEADLINE, f"no end within {limit:g} s (task.trajectory_timeout_s)"
         except OpenAIError as error:
             return StopReason.ERROR, f"endpoint: {type(error).__name__}: {error}"
-        gone = [r for turn in talk.results for r in turn if r.outcome is Outcome.INFRASTRUCTURE]
-        return stop_reason, f"tool {gone[0].name}: {gone[0].text}" if gone else None
+        return stop_reason, infrastructure_error(talk.results)
 
     async def _turns(self, talk: Conversation, temperature: float, seed: int) -> StopReason:
         for turn in range(1, self._limits.max_turns + 1):

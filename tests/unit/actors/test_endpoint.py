@@ -10,6 +10,7 @@ from actors.endpoint import Endpoint, EndpointError
 from actors.evaluator import Draw
 from configs.schema import TaskConfig
 from tests.unit.actors.support import make_task
+from toolcall import Outcome, ToolUnavailable, tool
 
 ROW = {"question": "12 times 7?", "answer": "84"}
 CALL = {
@@ -107,3 +108,30 @@ def test_an_endpoint_that_is_not_there_is_said_in_one_sentence(monkeypatch):
         EndpointError, match=r"does not list its models .* name the model as http://test/v1#name"
     ):
         asyncio.run(scenario())
+
+
+def test_r3_an_open_breaker_leaves_an_episode_unscored_as_in_training():
+    @tool(breaker_threshold=1)
+    def calculator(expression: str) -> str:
+        """Calculate.
+
+        Args:
+            expression: What to calculate.
+        """
+        raise ToolUnavailable("nobody there")
+
+    answers = [message(calls=[CALL], finish="tool_calls"), message("<answer>84</answer>")] * 2
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=answers.pop(0))
+
+    async def scenario():
+        http = httpx.AsyncClient(transport=httpx.MockTransport(serve))
+        task = make_task("hermes", tools=[calculator])
+        async with Endpoint("http://test/v1#m", TaskConfig(), task, http) as endpoint:
+            draw = Draw("sampled", 0, ROW, 0.7, 3, 2)
+            return [await endpoint.roll(draw, draw.lease(), number) for number in (0, 1)]
+
+    _, refused = asyncio.run(scenario())
+    assert refused.episode.results[0][0].outcome is Outcome.BREAKER_OPEN
+    assert refused.trajectory.reward is None and not refused.success
