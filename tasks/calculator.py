@@ -15,12 +15,12 @@ Called by `tasks.loading`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from tasks.rules import made_calls, numeric_match
-from tasks.types import Episode, Message, Reward, Row, Task
+from tasks.shipped import check_choice, check_range, prompt_maker, worked_example
+from tasks.types import Episode, Message, Reward, Task
 from tasks.word_problems import WordProblems
 from toolcall.parsers import make_parser
 from toolcall.tools.calculator import calculator
@@ -68,19 +68,16 @@ def calculator_task(
     nothing) -0.1. So no wrong episode earns above 0.1, no right one below 0.9, and the best is right
     with the tool and no more calls than needed: 1.1.
     """
-    if syntax not in SYSTEM:
-        raise ValueError(f"task.options.syntax = {syntax!r}; choose one of: {', '.join(SYSTEM)}")
-    if not 0 <= shots <= len(SHOTS):
-        raise ValueError(f"task.options.shots = {shots} must be 0 to {len(SHOTS)}")
-    for name, size in (("train_size", train_size), ("held_out_size", held_out_size)):
-        if size < 1:
-            raise ValueError(f"task.options.{name} = {size} must be 1 or more")
+    check_choice("syntax", syntax, SYSTEM)
+    check_range("shots", shots, 0, len(SHOTS))
+    check_range("train_size", train_size, 1)
+    check_range("held_out_size", held_out_size, 1)
     parser = _parser(syntax)
     return Task(
         name="calculator",
         train=WordProblems(train_size, seed, held_out=False),
         held_out=WordProblems(held_out_size, HELD_OUT_SEED, held_out=True),
-        make_messages=_prompt_maker(syntax, SHOTS[:shots]),
+        make_messages=prompt_maker(SYSTEM[syntax], map(_example, SHOTS[:shots])),
         tools=(calculator,),
         parser=parser,
         rewards=(
@@ -101,21 +98,9 @@ def _parser(syntax: str) -> Parser | None:
     return make_parser(syntax)
 
 
-def _prompt_maker(syntax: str, shots: Sequence[Shot]) -> Callable[[Row], list[Message]]:
-    opening: list[Message] = [{"role": "system", "content": SYSTEM[syntax]}]
-    for shot in shots:
-        opening += [{"role": "user", "content": shot.question}, *_shown(shot)]
-    return lambda row: [*opening, {"role": "user", "content": row["question"]}]
-
-
-def _shown(shot: Shot) -> list[Message]:
-    """A worked example; the renderer writes it in the model's call syntax."""
-    function = {"name": calculator.name, "arguments": {"expression": shot.expression}}
-    return [
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
-        {"role": "tool", "name": calculator.name, "content": shot.answer},
-        {"role": "assistant", "content": f"<answer>{shot.answer}</answer>"},
-    ]
+def _example(shot: Shot) -> list[Message]:
+    arguments = {"expression": shot.expression}
+    return worked_example(shot.question, calculator.name, arguments, shot.answer, shot.answer)
 
 
 def _succeeded(episode: Episode, parser: Parser | None) -> bool:

@@ -24,6 +24,7 @@ from tasks.conduct import well_formed_calls
 from tasks.reward import reward
 from tasks.rules import final_text
 from tasks.scoring import Unscorable
+from tasks.shipped import check_choice, check_range
 from tasks.types import Episode, Message, Reward, Row, Task
 from toolcall.parsers import make_parser
 from toolcall.sandbox import Limits, Sandbox, SandboxUnavailable
@@ -116,13 +117,10 @@ def code_task(
     Success: all hidden tests pass. Rewards: `passes_tests` 1, `tests_passed` (their share) 0.2,
     `well_formed_calls` 0.1.
     """
-    if syntax not in SYSTEM:
-        raise ValueError(f"task.options.syntax = {syntax!r}; choose one of: {', '.join(SYSTEM)}")
-    if not 1 <= grade <= GRADES:
-        raise ValueError(f"task.options.grade = {grade} must be 1 to {GRADES}")
-    for name, size in (("train_size", train_size), ("held_out_size", held_out_size)):
-        if size < 1:
-            raise ValueError(f"task.options.{name} = {size} must be 1 or more")
+    check_choice("syntax", syntax, SYSTEM)
+    check_range("grade", grade, 1, GRADES)
+    check_range("train_size", train_size, 1)
+    check_range("held_out_size", held_out_size, 1)
     tool = python_tool(wall_s=10, cpu_s=5, memory_mb=256)
     held_out = _rows(held_out_size, HELD_OUT_SEED, grade)
     kept = {row["question"] for row in held_out}

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -22,6 +21,7 @@ from typing import Literal
 from tasks.conduct import all_results, well_formed_calls
 from tasks.factbook import QUESTIONS, Fact, facts, is_held_out, passages
 from tasks.rules import exact_match, f1
+from tasks.shipped import check_choice, check_range, prompt_maker, worked_example
 from tasks.types import Episode, Message, Reward, Row, Task
 from toolcall.parsers import make_parser
 from toolcall.tools.search import bm25_tool
@@ -54,19 +54,16 @@ def search_qa_task(
     Success: the answer is one of the accepted ones (exact match after SQuAD's normalisation) and a search
     succeeded. Rewards: `exact_match` 1, `well_formed_calls` 0.1; `f1` is only recorded.
     """
-    if syntax not in SYSTEM:
-        raise ValueError(f"task.options.syntax = {syntax!r}; choose one of: {', '.join(SYSTEM)}")
-    if not 0 <= shots <= len(SHOTS):
-        raise ValueError(f"task.options.shots = {shots} must be 0 to {len(SHOTS)}")
-    if not 1 <= top_k <= 5:
-        raise ValueError(f"task.options.top_k = {top_k} must be 1 to 5")
+    check_choice("syntax", syntax, SYSTEM)
+    check_range("shots", shots, 0, len(SHOTS))
+    check_range("top_k", top_k, 1, 5)
     search = bm25_tool(corpus_file(), top_k=top_k, passage_chars=PASSAGE_CHARS)
     train, held_out = questions(seed)
     return Task(
         name="search_qa",
         train=train,
         held_out=held_out,
-        make_messages=_prompt_maker(SYSTEM[syntax], SHOTS[:shots]),
+        make_messages=prompt_maker(SYSTEM[syntax], _examples()[:shots]),
         tools=(search,),
         parser=make_parser("tag", tags={"search": ("search", "query")}) if syntax == "tag" else None,
         rewards=(
@@ -117,17 +114,11 @@ def _row(fact: Fact, wording: str) -> Row:
     }
 
 
-def _prompt_maker(system: str, shots: Sequence[tuple[str, str, str, str]]) -> Callable[[Row], list[Message]]:
-    opening: list[Message] = [{"role": "system", "content": system}]
-    for question, query, found, answer in shots:
-        call = {"type": "function", "function": {"name": "search", "arguments": {"query": query}}}
-        opening += [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "name": "search", "content": found},
-            {"role": "assistant", "content": f"<answer>{answer}</answer>"},
-        ]
-    return lambda row: [*opening, {"role": "user", "content": row["question"]}]
+def _examples() -> list[list[Message]]:
+    return [
+        worked_example(question, "search", {"query": query}, found, answer)
+        for question, query, found, answer in SHOTS
+    ]
 
 
 def _succeeded(episode: Episode) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from tasks.factbook import countries, is_held_out
 from tasks.reward import reward
 from tasks.rules import extract_answer
 from tasks.scoring import Unscorable
+from tasks.shipped import check_choice, check_range, prompt_maker, worked_example
 from tasks.types import Episode, Message, Reward, Row, Task
 from toolcall import ToolError, tool
 from toolcall.parsers import make_parser
@@ -162,18 +163,15 @@ def sql_task(
     Success: the query in `<answer>` returns the right rows. Rewards: `execution_match` 1,
     `well_formed_calls` 0.1.
     """
-    if syntax not in SYSTEM:
-        raise ValueError(f"task.options.syntax = {syntax!r}; choose one of: {', '.join(SYSTEM)}")
-    if not 0 <= shots <= len(_SHOWN):
-        raise ValueError(f"task.options.shots = {shots} must be 0 to {len(_SHOWN)}")
-    if not 1 <= forms <= len(_FORMS):
-        raise ValueError(f"task.options.forms = {forms} must be 1 to {len(_FORMS)}")
+    check_choice("syntax", syntax, SYSTEM)
+    check_range("shots", shots, 0, len(_SHOWN))
+    check_range("forms", forms, 1, len(_FORMS))
     train, held_out = _questions(seed, _FORMS[:forms])
     return Task(
         name="sql",
         train=train,
         held_out=held_out,
-        make_messages=_prompt_maker(SYSTEM[syntax], shots),
+        make_messages=prompt_maker(SYSTEM[syntax], _examples()[:shots]),
         tools=(sql,),
         parser=make_parser("tag", tags={"sql": ("sql", "query")}) if syntax == "tag" else None,
         rewards=(
@@ -207,15 +205,9 @@ def _row(form: _Form, name: str) -> Row:
     }
 
 
-def _prompt_maker(system: str, shots: int) -> Callable[[Row], list[Message]]:
-    opening: list[Message] = [{"role": "system", "content": system}]
-    for form, name in list(zip((_FORMS[3], _FORMS[0]), _SHOWN, strict=True))[:shots]:
-        row = _row(form, name)
-        call = {"type": "function", "function": {"name": "sql", "arguments": {"query": row["query"]}}}
-        opening += [
-            {"role": "user", "content": row["question"]},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "name": "sql", "content": sql.fn(row["query"])},
-            {"role": "assistant", "content": f"<answer>{row['query']}</answer>"},
-        ]
-    return lambda row: [*opening, {"role": "user", "content": row["question"]}]
+def _examples() -> list[list[Message]]:
+    rows = [_row(form, name) for form, name in zip((_FORMS[3], _FORMS[0]), _SHOWN, strict=True)]
+    return [
+        worked_example(row["question"], "sql", {"query": row["query"]}, sql.fn(row["query"]), row["query"])
+        for row in rows
+    ]

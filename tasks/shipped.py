@@ -1,0 +1,45 @@
+"""What the shipped tasks share: worked examples as prior turns, and the checks of their options.
+
+Used by `tasks.calculator`, `tasks.code`, `tasks.search_qa` and `tasks.sql`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from tasks.types import Message, Row
+
+
+def worked_example(
+    question: str, tool: str, arguments: Mapping[str, Any], result: str, answer: str
+) -> list[Message]:
+    """Question, one call, its result, `<answer>`; the renderer writes the call in the model's syntax."""
+    function = {"name": tool, "arguments": arguments}
+    return [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "name": tool, "content": result},
+        {"role": "assistant", "content": f"<answer>{answer}</answer>"},
+    ]
+
+
+def prompt_maker(system: str, examples: Iterable[list[Message]]) -> Callable[[Row], list[Message]]:
+    """A row's prompt: the system message, worked examples, the row's `question`."""
+    opening: list[Message] = [{"role": "system", "content": system}]
+    for example in examples:
+        opening += example
+    return lambda row: [*opening, {"role": "user", "content": row["question"]}]
+
+
+def check_choice(option: str, value: str, choices: Collection[str]) -> None:
+    """Raises ValueError naming `task.options.<option>`."""
+    if value not in choices:
+        raise ValueError(f"task.options.{option} = {value!r}; choose one of: {', '.join(choices)}")
+
+
+def check_range(option: str, value: int, least: int, most: int | None = None) -> None:
+    """Raises ValueError naming `task.options.<option>`."""
+    if value < least or (most is not None and value > most):
+        wanted = f"{least} or more" if most is None else f"{least} to {most}"
+        raise ValueError(f"task.options.{option} = {value} must be {wanted}")
