@@ -30,6 +30,7 @@ from actors.renderer import RendererError, load_tokenizer, make_renderers
 from actors.samples import BadSamples, Sample, SampleFile, difference, read_samples, summarise
 from buffer.messages import Lease
 from configs.load import load_config
+from configs.places import is_endpoint
 from configs.schema import RunConfig
 from tasks.mixture import Mixture, load_mixture
 from tasks.types import Message, Row, Task
@@ -144,10 +145,6 @@ async def rolling(config: RunConfig, mixture: Mixture, options: argparse.Namespa
         for each in rollouts:
             stack.push_async_callback(each.executor.close)
         yield roll_with(rollouts)
-
-
-def is_endpoint(model: str) -> bool:
-    return model.startswith(("http://", "https://"))
 
 
 async def run(config: RunConfig, config_dir: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from configs.keys import Key, documented_keys
 from configs.load import LoadedConfig, dump_toml, load_config
+from configs.places import is_endpoint
 from configs.run_folder import RunFolder
 from launcher.interrupts import EXIT_STOPPED, Interrupts
 from launcher.preflight import PreflightError
@@ -137,9 +138,7 @@ def evaluate(
 
     remote = is_endpoint(model)
     run = RunFolder(Path(model).resolve().parent)
-    if config is None and not remote and run.config.exists():
-        config = run.config  # runs/x/export is evaluated as it was trained
-    loaded = _load(config, overrides, ("config", "model", "out", "against"))
+    loaded = _load(config or _recipe_of(model), overrides, ("config", "model", "out", "against"))
     if against is not None and not against.is_file():
         raise PreflightError(f"--against: there is no file {against}; name another evaluation's .jsonl")
     resources = plan(loaded.config)
@@ -169,13 +168,10 @@ def evaluate(
 
 def chat(config: Path | None, model: str | None, overrides: Sequence[str]) -> int:
     """Talk in this terminal to a model in a process of its own; the engine's output goes to a log."""
-    from launcher.preflight import REPO, prepare_model
+    from launcher.preflight import prepare_model, python_path
     from launcher.prepare import plan, read_tasks
 
-    run = RunFolder(Path(model or "").resolve().parent)
-    if config is None and model is not None and run.config.exists():
-        config = run.config
-    loaded = _load(config, overrides, ("config", "model"))
+    loaded = _load(config or (_recipe_of(model) if model else None), overrides, ("config", "model"))
     read_tasks(loaded)
     resources = plan(loaded.config)
     wanted = model or loaded.config.model.path
@@ -186,11 +182,10 @@ def chat(config: Path | None, model: str | None, overrides: Sequence[str]) -> in
         *(sys.executable, "-m", "actors.chat", "--config", str(loaded.source), "--model", found),
         *("--device", resources.device, "--threads", str(resources.actor_threads), *overrides),
     ]
-    path = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-    quiet = {"PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = os.environ | {"PYTHONPATH": python_path(), "VLLM_LOGGING_LEVEL": "ERROR"}
     with log.open("wb") as errors:
         print(f"starting {found}", file=sys.stderr)
-        done = subprocess.run(command, env=os.environ | quiet, stderr=errors, check=False)
+        done = subprocess.run(command, env=environment, stderr=errors, check=False)
     if done.returncode:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise PreflightError(f"{(last or ['the chat failed'])[0].removeprefix('error: ')}; read {log}")
@@ -278,8 +273,10 @@ def show(run: Path, trajectory_id: str | None) -> int:
     return 0
 
 
-def is_endpoint(model: str) -> bool:
-    return model.startswith(("http://", "https://"))
+def _recipe_of(model: str) -> Path | None:
+    """The config of the run whose export the model is: it is used as it was trained."""
+    run = RunFolder(Path(model).resolve().parent)
+    return run.config if not is_endpoint(model) and run.config.exists() else None
 
 
 def _load(config: Path | None, overrides: Sequence[str], options: Sequence[str]) -> LoadedConfig:

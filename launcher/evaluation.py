@@ -19,7 +19,7 @@ from typing import Any
 
 from launcher.guard import kill_group, start_guard, stop_guard
 from launcher.interrupts import Interrupts
-from launcher.preflight import REPO, Resources
+from launcher.preflight import Resources, python_path
 
 _TERM_GRACE_S = 5.0
 
@@ -54,8 +54,7 @@ def evaluate(
         *(("--against", str(what.against)) if what.against else ()),
         *what.overrides,
     ]
-    path = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(resources.actor_threads)}
+    environment = os.environ | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": str(resources.actor_threads)}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(

@@ -21,7 +21,7 @@ from configs.run_folder import RunFolder
 from launcher.buffer_link import BufferLink
 from launcher.preflight import PreflightError
 from launcher.prepare import existing_folder
-from launcher.run_view import RunView
+from launcher.run_view import RunView, is_working_actor
 from launcher.supervisor import in_words
 
 ANSWER_TIMEOUT_S = 30.0
@@ -81,13 +81,10 @@ def scale(run: Path, actors: int, console: Console) -> bool:
 
 
 def _working(reply: StatusReply) -> list[str]:
-    """Actors that take leases, or would if their tools were there; not those that leave."""
     return [
         role.name
         for role in reply.roles
-        if role.role == "actor"
-        and role.state.startswith(("running", "paused"))
-        and role.seconds_since_heard < _HEARD_LATELY_S
+        if is_working_actor(role) and role.seconds_since_heard < _HEARD_LATELY_S
     ]
 
 

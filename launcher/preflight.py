@@ -136,13 +136,17 @@ def prepare_model(name_or_path: str) -> Path:
     return Path(run_module("learner.packaged_model", [name_or_path], f"preparing the model {name_or_path!r}"))
 
 
+def python_path() -> str:
+    """`PYTHONPATH` of a process that is to run this code, wherever it is started."""
+    return os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def run_module(module: str, arguments: Sequence[str], what: str) -> str:
     """The last line that `python -m module` prints. Raises PreflightError with its `error: …` line."""
     command = [sys.executable, "-m", module, *arguments]
-    path = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
         command,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": python_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

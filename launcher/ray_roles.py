@@ -42,7 +42,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from launcher.guard import start_guard
 from launcher.interfaces import Died, Done, Poll, Running
-from launcher.preflight import REPO, PreflightError, free_port
+from launcher.preflight import PreflightError, free_port, python_path
 
 ROLE_MAINS = {"buffer": "buffer.server:main", "actor": "actors.actor:main", "learner": "learner.learner:main"}
 SFT_MAINS = ROLE_MAINS | {"actor": "actors.demonstrations:main"}
@@ -224,10 +224,9 @@ def _temp_dir(run_dir: Path) -> tuple[Path, Path | None]:
 
 
 def _environment(spec: RoleSpec) -> dict[str, str]:
-    path = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
     return {
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": python_path(),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **dict.fromkeys(threads, str(spec.threads)),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from buffer.messages import StatusReply
+from buffer.messages import RoleStatus, StatusReply
 from configs.schema import RunConfig
 from launcher.balance import Balance
 from metrics import names
@@ -19,6 +19,11 @@ from metrics import names
 RECENT_S = 60.0
 _STEPS_FOR_RATE = 10  # steps whose median duration gives the time left
 _STEPS_FOR_BALANCE = 3  # besides the first, which waits for the engines to start
+
+
+def is_working_actor(role: RoleStatus) -> bool:
+    """It takes leases, or would if its tools were there; not one that leaves."""
+    return role.role == "actor" and role.state.startswith(("running", "paused"))
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,7 @@ class RunView:
         self.now, self.step, self.version = now, status.step, status.version
         self.ledger = dict(status.ledger)
         self.states = {role.name: role.state for role in status.roles}
-        working = sum(
-            role.role == "actor" and role.state.startswith(("running", "paused")) for role in status.roles
-        )
-        self.actors = working or self.actors
+        self.actors = sum(map(is_working_actor, status.roles)) or self.actors
         new = []
         for _, role, name, time, metrics in status.reports:
             self.started = time if self.started is None else self.started

