@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toolcall.parsers.results import guarded, shown
@@ -119,6 +119,34 @@ def call_from(value: Any, start: int, end: int, example: str = EXAMPLE) -> ToolC
     except NotACall as error:
         raise NotACall(str(error), error.name, end) from None
     return ToolCall("", name, arguments, (start, end))
+
+
+def one_call(
+    marker: re.Match[str], read: Callable[[], ToolCall], end_of_broken: Callable[[], int]
+) -> tuple[Sequence[ToolCall | ParseFailure], int]:
+    """What `marker` opens: the call that `read` gives or a failure in its place, and where reading goes on.
+
+    `end_of_broken` is asked where the text of a broken call ends if `read` has not said so.
+    """
+    try:
+        call = read()
+    except NotACall as error:
+        end = error.end or end_of_broken()
+        return [error.failure(marker.start(), end)], end
+    return [call], call.position[1]
+
+
+def no_call(marker: re.Match[str], reason: str) -> tuple[Sequence[ParseFailure], int]:
+    """`marker` alone is a failure: it closes or opens nothing."""
+    return [ParseFailure("", reason, position=marker.span())], marker.end()
+
+
+def next_marker(pattern: re.Pattern[str], text: str, start: int, closer: str = "") -> int:
+    """Where reading goes on after a broken call: after its `closer`, or before the next other marker."""
+    following = pattern.search(text, start)
+    if following is None:
+        return len(text)
+    return following.end() if following[0] == closer else following.start()
 
 
 def arguments_object(value: Any, name: str) -> dict[str, Any]:

@@ -23,11 +23,14 @@ from toolcall.parsers.calls import (
     arguments_object,
     as_json,
     cut_off,
+    next_marker,
+    no_call,
     offer_text,
+    one_call,
     read_json,
 )
 from toolcall.parsers.thinking import Found, markers, scan
-from toolcall.types import ParsedTurn, ParseFailure, ToolCall
+from toolcall.types import ParsedTurn, ToolCall
 
 CALLS_OPEN, CALLS_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, SEPARATOR, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -74,16 +77,13 @@ class DeepSeekParser(MessageSyntax):
 
 
 def _read(text: str, marker: re.Match[str], truncated: bool) -> tuple[Sequence[Found], int]:
-    start = marker.start()
     if marker[0] == CLOSE:
-        reason = f"{CLOSE} without {OPEN} before it; write {EXAMPLE}"
-        return [ParseFailure("", reason, position=marker.span())], marker.end()
-    try:
-        call = _read_call(text, marker, truncated)
-    except NotACall as error:
-        end = error.end or _end_of_broken(text, marker.end())
-        return [error.failure(start, end)], end
-    return [call], call.position[1]
+        return no_call(marker, f"{CLOSE} without {OPEN} before it; write {EXAMPLE}")
+    return one_call(
+        marker,
+        lambda: _read_call(text, marker, truncated),
+        lambda: next_marker(_MARKERS, text, marker.end(), CLOSE),
+    )
 
 
 def _read_call(text: str, marker: re.Match[str], truncated: bool) -> ToolCall:
@@ -112,10 +112,3 @@ def _read_call(text: str, marker: re.Match[str], truncated: bool) -> ToolCall:
         return ToolCall("", name, arguments_object(value, name), (marker.start(), end))
     except NotACall as error:
         raise NotACall(str(error), name, end) from None
-
-
-def _end_of_broken(text: str, start: int) -> int:
-    following = _MARKERS.search(text, start)
-    if following is None:
-        return len(text)
-    return following.end() if following[0] == CLOSE else following.start()

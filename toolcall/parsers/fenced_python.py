@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolcall.parsers.calls import no_call
 from toolcall.parsers.inline import InlineSyntax, checked_tag
 from toolcall.parsers.tag import unclosed
 from toolcall.parsers.thinking import LINE_START, Found, markers, scan
@@ -71,8 +72,7 @@ class FencedPythonParser(InlineSyntax):
     def _read_tag(self, text: str, marker: re.Match[str], truncated: bool) -> tuple[Sequence[Found], int]:
         start, opening, closing = marker.start(), f"<{self.tag}>", f"</{self.tag}>"
         if marker[0] == closing:
-            reason = f"{closing} without {opening} before it"
-            return [ParseFailure("", reason, position=marker.span())], marker.end()
+            return no_call(marker, f"{closing} without {opening} before it")
         end = text.find(closing, marker.end())
         following = text.find(opening, marker.end())
         if end < 0 or 0 <= following < end:

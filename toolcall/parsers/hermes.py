@@ -21,13 +21,16 @@ from toolcall.parsers.calls import (
     call_from,
     call_json,
     cut_off,
+    next_marker,
+    no_call,
     offer_text,
+    one_call,
     read_json,
     where_it_broke,
 )
 from toolcall.parsers.thinking import Found, markers, scan
 from toolcall.parsers.tolerant_json import BrokenJson
-from toolcall.types import ParsedTurn, ParseFailure, ToolCall
+from toolcall.types import ParsedTurn, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MARKERS = markers(OPEN, CLOSE)
@@ -52,16 +55,14 @@ class HermesParser(MessageSyntax):
 
 def _read(text: str, marker: re.Match[str], truncated: bool) -> tuple[Sequence[Found], int]:
     """The call that `marker` opens, and the index after it (or after what is left of it)."""
-    start = marker.start()
+    start, body = marker.span()
     if marker[0] == CLOSE:
-        reason = f"{CLOSE} without {OPEN} before it; write {OPEN}{EXAMPLE}{CLOSE}"
-        return [ParseFailure("", reason, position=(start, marker.end()))], marker.end()
-    try:
-        call = _read_call(text, start, marker.end(), truncated)
-    except NotACall as error:
-        end = error.end or _end_of_broken(text, marker.end())
-        return [error.failure(start, end)], end
-    return [call], call.position[1]
+        return no_call(marker, f"{CLOSE} without {OPEN} before it; write {OPEN}{EXAMPLE}{CLOSE}")
+    return one_call(
+        marker,
+        lambda: _read_call(text, start, body, truncated),
+        lambda: next_marker(_MARKERS, text, body, CLOSE),
+    )
 
 
 def _read_call(text: str, start: int, body: int, truncated: bool) -> ToolCall:
@@ -75,11 +76,3 @@ def _read_call(text: str, start: int, body: int, truncated: bool) -> ToolCall:
         broken = BrokenJson(f"{CLOSE} should come after the JSON", text.index(rest, end))
         raise NotACall(where_it_broke(text, body, broken, truncated))
     return call_from(value, start, len(text))
-
-
-def _end_of_broken(text: str, start: int) -> int:
-    """Where reading goes on after a broken call: after its closing tag, or before the next other tag."""
-    following = _MARKERS.search(text, start)
-    if following is None:
-        return len(text)
-    return following.end() if following[0] == CLOSE else following.start()

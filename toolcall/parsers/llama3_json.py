@@ -13,7 +13,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolcall.parsers.calls import MessageSyntax, NotACall, call_from, call_json, offer_text, where_it_broke
+from toolcall.parsers.calls import (
+    MessageSyntax,
+    NotACall,
+    call_from,
+    call_json,
+    no_call,
+    offer_text,
+    where_it_broke,
+)
 from toolcall.parsers.thinking import LINE_START, Found, markers, scan
 from toolcall.parsers.tolerant_json import BrokenJson, read_value
 from toolcall.types import ParsedTurn, ParseFailure, ToolCall
@@ -56,8 +64,7 @@ class Llama3JsonParser(MessageSyntax):
             found.append(item)
             position = end
         if tagged and not found:
-            reason = f"{marker[0]} must be followed by a call, as in {EXAMPLE}"
-            return [ParseFailure("", reason, position=marker.span())], marker.end()
+            return no_call(marker, f"{marker[0]} must be followed by a call, as in {EXAMPLE}")
         listed = bool(found) and "[" in text[marker.start() : found[0].position[0]]
         closing = _LIST_END.match(text, position) if listed else None
         return found, closing.end() if closing else position

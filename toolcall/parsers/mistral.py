@@ -25,7 +25,9 @@ from toolcall.parsers.calls import (
     call_json,
     cut_off,
     end_of_brackets,
+    next_marker,
     offer_text,
+    one_call,
     read_json,
 )
 from toolcall.parsers.thinking import Found, markers, scan
@@ -78,13 +80,11 @@ def _nine_characters(number: int) -> str:
 def _read(text: str, marker: re.Match[str], truncated: bool) -> tuple[Sequence[Found], int]:
     if opened := _LIST.match(text, marker.end()):
         return _read_list(text, marker, opened.end(), truncated)
-    try:
-        call = _read_named(text, marker, truncated)
-    except NotACall as error:
-        following = _MARKERS.search(text, marker.end())
-        end = error.end or (len(text) if following is None else following.start())
-        return [error.failure(marker.start(), end)], end
-    return [call], call.position[1]
+    return one_call(
+        marker,
+        lambda: _read_named(text, marker, truncated),
+        lambda: next_marker(_MARKERS, text, marker.end()),
+    )
 
 
 def _read_named(text: str, marker: re.Match[str], truncated: bool) -> ToolCall:
@@ -122,8 +122,7 @@ def _read_object(text: str, start: int, truncated: bool) -> tuple[Found, int]:
     except NotACall as error:
         end = error.end or end_of_brackets(text, start)
         if end is None:
-            following = _MARKERS.search(text, start)
-            end = len(text) if following is None else following.start()
+            end = next_marker(_MARKERS, text, start)
         return error.failure(start, end), end
 
 

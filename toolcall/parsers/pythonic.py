@@ -13,11 +13,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolcall.parsers.calls import MessageSyntax, NotACall, end_of_brackets, offer_text, where_it_broke
+from toolcall.parsers.calls import (
+    MessageSyntax,
+    NotACall,
+    end_of_brackets,
+    no_call,
+    offer_text,
+    where_it_broke,
+)
 from toolcall.parsers.python_literals import read_keywords
 from toolcall.parsers.thinking import LINE_START, Found, markers, scan
 from toolcall.parsers.tolerant_json import BrokenJson
-from toolcall.types import ParsedTurn, ParseFailure, ToolCall
+from toolcall.types import ParsedTurn, ToolCall
 
 OPENERS = ("<|python_start|>", "<|tool_call_start|>")
 CLOSERS = ("<|python_end|>", "<|tool_call_end|>")
@@ -54,8 +61,7 @@ class PythonicParser(MessageSyntax):
             return (found, end) if self._meant_as_calls(found) else ([], marker.end())
         opening = _AFTER_OPENER.match(text, marker.end())
         if opening is None:
-            reason = f"{marker[0]} must be followed by calls, as in {EXAMPLE}"
-            return [ParseFailure("", reason, position=marker.span())], marker.end()
+            return no_call(marker, f"{marker[0]} must be followed by calls, as in {EXAMPLE}")
         return _read_list(text, opening.end(), truncated)
 
     def _meant_as_calls(self, found: Sequence[Found]) -> bool:

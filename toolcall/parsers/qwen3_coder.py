@@ -19,10 +19,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolcall.parsers.calls import MessageSyntax, NotACall, as_json, cut_off, offer_text
+from toolcall.parsers.calls import MessageSyntax, NotACall, as_json, cut_off, no_call, offer_text, one_call
 from toolcall.parsers.thinking import Found, markers, scan
 from toolcall.parsers.tolerant_json import BrokenJson, read_value
-from toolcall.types import ParsedTurn, ParseFailure, ToolCall
+from toolcall.types import ParsedTurn, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 EXAMPLE = "<tool_call>\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n</tool_call>"
@@ -50,16 +50,13 @@ class Qwen3CoderParser(MessageSyntax):
         return offer_text(schemas, f"To call one, write\n{EXAMPLE}\nand wait for its result.")
 
     def _read(self, text: str, marker: re.Match[str], truncated: bool) -> tuple[Sequence[Found], int]:
-        start = marker.start()
         if marker[0] in (CLOSE, "</function>"):
-            reason = f"{marker[0]} without {OPEN} before it; write {EXAMPLE}"
-            return [ParseFailure("", reason, position=(start, marker.end()))], marker.end()
-        try:
-            call = self._read_call(text, marker, truncated)
-        except NotACall as error:
-            end = _end_of_broken(text, marker)
-            return [error.failure(start, end)], end
-        return [call], call.position[1]
+            return no_call(marker, f"{marker[0]} without {OPEN} before it; write {EXAMPLE}")
+        return one_call(
+            marker,
+            lambda: self._read_call(text, marker, truncated),
+            lambda: _end_of_broken(text, marker),
+        )
 
     def _read_call(self, text: str, marker: re.Match[str], truncated: bool) -> ToolCall:
         position = marker.end() if marker[0] == OPEN else marker.start()

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolcall.parsers.calls import cut_off, no_call
 from toolcall.parsers.inline import InlineSyntax, checked_tag
 from toolcall.parsers.thinking import Found, markers, scan
 from toolcall.types import ParsedTurn, ParseFailure, ToolCall
@@ -76,8 +77,7 @@ class TagParser(InlineSyntax):
     def _read(self, text: str, marker: re.Match[str], truncated: bool) -> tuple[Sequence[Found], int]:
         start, tag = marker.start(), marker[0].strip("</>")
         if marker[0].startswith("</"):
-            reason = f"</{tag}> without <{tag}> before it"
-            return [ParseFailure("", reason, position=marker.span())], marker.end()
+            return no_call(marker, f"</{tag}> without <{tag}> before it")
         tool, argument = self.tags[tag]
         following = self._markers.search(text, marker.end())
         if following is None or following[0] != f"</{tag}>":
@@ -90,7 +90,7 @@ class TagParser(InlineSyntax):
         return [ToolCall("", tool, {argument: value}, (start, end))], end
 
 
-def unclosed(opening: str, closing: str, cut_off: bool) -> str:
-    if cut_off:
-        return f"the call was cut off by the token limit before {closing}, so it did not run"
+def unclosed(opening: str, closing: str, truncated: bool) -> str:
+    if truncated:
+        return cut_off(closing)
     return f"{opening} is not closed by {closing}, so it did not run"
