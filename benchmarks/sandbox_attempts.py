@@ -71,9 +71,12 @@ while True:
         """
 for _ in range(6):
     if os.fork() == 0:
-        block = bytearray(b"x" * (60 << 20))
+        block = bytearray(20 << 20)
+        block[::4096] = b"x" * len(block[::4096])  # a page counts once it is written
         time.sleep(9)
-os.wait()
+        os._exit(0)
+for _ in range(6):
+    os.wait()
 print("GOT it all")
 """,
         (Ended.MEMORY,),

@@ -44,23 +44,22 @@ class LoopWatchdog:
         self._timer.cancel()
 
     def _beat(self) -> None:
-        self._beaten, self._waited = time.monotonic(), self._waited_for_a_core()
+        self._last = time.monotonic(), self._waited_for_a_core()
         self._timer = self._loop.call_later(self._limit_s / 4, self._beat)
 
     def _watch(self) -> None:
         culprit = ""  # who is being watched now
-        since = 0.0
+        since = 0.0  # the beat before it got the loop
         while not self._stopped.wait(self._limit_s / 4):
-            if culprit and self._beaten != since:
-                seconds = self._beaten - since
-                logger.warning("%s blocked the event loop for %.1f s", culprit, seconds)
-                self._note(culprit, seconds)
+            beaten, waited = self._last  # once: the loop may beat at any moment
+            if culprit and beaten != since:
+                logger.warning("%s blocked the event loop for %.1f s", culprit, beaten - since)
+                self._note(culprit, beaten - since)
                 culprit = ""
-            elif not culprit and (seconds := self._late_s()) > self._limit_s:
-                culprit, since = self._report(seconds), self._beaten
-
-    def _late_s(self) -> float:
-        return time.monotonic() - self._beaten - (self._waited_for_a_core() - self._waited)
+            elif not culprit:
+                late_s = time.monotonic() - beaten - (self._waited_for_a_core() - waited)
+                if late_s > self._limit_s:
+                    culprit, since = self._report(late_s), beaten
 
     def _waited_for_a_core(self) -> float:
         """Seconds that the loop's thread was ready to run and did not, since it began. 0 where unknown."""
