@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class StopReason(StrEnum):
@@ -193,6 +193,7 @@ class GetBatch:
 class BatchReply:
     batch: Batch | None  # None: not ready within wait_s; ask again
     ready: int = 0  # complete groups waiting, for the progress picture
+    waits_for: str = ""  # without a batch: what is missing, and the actors that have paused and why
 
 
 @dataclass(frozen=True)

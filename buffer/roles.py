@@ -71,6 +71,14 @@ class Roles:
             for one in self._roles.values()
         )
 
+    def pauses(self, now: float) -> list[str]:
+        """One clause for each actor that takes no leases for a reason of its own."""
+        return [
+            f"{one.name} is {one.state}"
+            for one in sorted(self._roles.values(), key=lambda one: one.name)
+            if one.state.startswith("paused") and now - one.heard_at < self._live_s
+        ]
+
     def statuses(self, now: float, leases: dict[str, int]) -> tuple[RoleStatus, ...]:
         """`leases`: how many each actor holds."""
         return tuple(

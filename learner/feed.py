@@ -56,16 +56,17 @@ class BatchFeed:
     def _fetch(self, step: int) -> Batch:
         if self._client is None:
             self._client = self._connect()
-        deadline = time.monotonic() + self._timeout_s
+        deadline, waits_for = time.monotonic() + self._timeout_s, ""
         while time.monotonic() < deadline and not self._closing:
             reply = self._client.call(GetBatch(step=step, wait_s=_WAIT_S), timeout_s=self._timeout_s)
             if not isinstance(reply, BatchReply):
                 raise TypeError(f"the buffer answered GetBatch with {type(reply).__name__}")
             if reply.batch is not None:
                 return reply.batch
+            waits_for = reply.waits_for
         raise TimeoutError(
-            f"no batch for step {step} within learner.timeout_s = {self._timeout_s:.0f} s; "
-            "look at the actors' logs"
+            f"no batch for step {step} within learner.timeout_s = {self._timeout_s:.0f} s"
+            f" ({waits_for or 'no reply'}); look at the actors' logs"
         )
 
     def _disconnect(self) -> None:

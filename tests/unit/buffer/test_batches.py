@@ -101,7 +101,17 @@ def test_the_same_step_is_the_same_batch_also_after_a_crash(open_buffer):
 def test_a_batch_that_is_not_ready_says_how_many_groups_wait(open_buffer):
     buffer = open_buffer(batch=2)
     buffer.complete(buffer.lease(most=1)[0])
-    assert buffer(GetBatch(1, 0.0)) == BatchReply(None, ready=1)
+    assert buffer(GetBatch(1, 0.0)) == BatchReply(None, 1, "1 of 2 groups are ready")
+
+
+def test_a_batch_that_is_not_ready_names_the_actors_that_hold_still(open_buffer):
+    buffer = open_buffer(batch=2)
+    buffer.beat("actor-1", state="paused: search is down: connection refused")
+    buffer.beat("actor-0")
+    waits_for = buffer(GetBatch(1, 0.0)).waits_for
+    assert waits_for == "0 of 2 groups are ready; actor-1 is paused: search is down: connection refused"
+    buffer.pass_time(10 * buffer.config.buffer.heartbeat_s)
+    assert "actor-1" not in buffer(GetBatch(1, 0.0)).waits_for
 
 
 @pytest.mark.parametrize("step, sentence", [(0, "no step 0"), (101, "no step 101"), (3, "sends Resume")])
@@ -319,7 +329,7 @@ def test_an_imbalance_is_named_with_its_ids_and_shows_in_the_status(open_buffer)
 def test_a_group_lost_from_the_index_shows_at_once(open_buffer):
     buffer = open_buffer()
     lease, *_ = buffer.lease()
-    del buffer.broker._running[lease.group_id]
+    del buffer.broker._running.groups[lease.group_id]
     assert not buffer.status().balanced
 
 
@@ -388,4 +398,4 @@ def test_memory_holds_no_group_that_is_trained(open_buffer):
     run_steps(buffer, 50)
     assert buffer.put(buffer.lease(most=1)[0], 0) == PutAck(True, False)
     index = buffer.broker
-    assert len(index._running) == 1 and not index._batches.ready and not index._batches.bound
+    assert len(index._running.groups) == 1 and not index._batches.ready and not index._batches.bound

@@ -57,7 +57,7 @@ class FakeClient:
             self.buffer.asked.release()
             if self.buffer.empty_replies:
                 self.buffer.empty_replies -= 1
-                return BatchReply(batch=None)
+                return BatchReply(None, waits_for="actor-0 is paused: search is down")
             return BatchReply(batch=random_batch(step=message.step, seed=message.step))
         if isinstance(message, Heartbeat):
             return HeartbeatAck(version=0, publisher=None, lost=(), drain=False, finished=False)
@@ -196,11 +196,11 @@ def test_an_empty_reply_is_asked_again():
     assert len(buffer.of(GetBatch)) == 4
 
 
-def test_no_batch_by_the_deadline_names_step_and_setting():
+def test_no_batch_by_the_deadline_names_step_setting_and_what_is_missing():
     buffer = FakeBuffer()
     buffer.empty_replies = 10**9
     feed = BatchFeed(buffer.connect, first=1, last=1, timeout_s=0.05)
-    with pytest.raises(TimeoutError, match=r"no batch for step 1 within learner\.timeout_s"):
+    with pytest.raises(TimeoutError, match=r"no batch for step 1 within learner\.timeout_s .*search is down"):
         feed.get(1)
     feed.close()
 
