@@ -74,7 +74,8 @@ async def _main(spec: RoleSpec) -> None:
     try:
         await client.call(Hello("actor", spec.name), CALL_TIMEOUT_S)
         with LoopWatchdog(tools.note_blocked):
-            await Actor(rollouts, mixture.pick, client, receiver, spec).run()
+            held_out = mixture.held_out(config.eval.every_prompts)
+            await Actor(rollouts, mixture.pick, client, receiver, spec, held_out).run()
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures  # the first task to fail is the cause
     finally:
@@ -119,11 +120,13 @@ class Actor:
         client: BufferCalls,
         weights: Weights,
         spec: RoleSpec,
+        held_out: Sequence[tuple[int, Row]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rollouts: of each task of the run; `pick`: prompt index and epoch to a task's number and a row."""
+        """rollouts: of each task of the run; `pick`: prompt index and epoch to a task's number and a row;
+        `held_out`: the same of each prompt of an evaluation."""
         self._rollouts = rollouts
-        self._pick = pick
+        self._pick, self._held_out = pick, held_out
         self._client = client
         self._weights = weights
         self._config = spec.config
@@ -187,9 +190,11 @@ class Actor:
     def _start_group(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         # One salt for all turns of all members: each turn finds the KV of the turn before even if weights
         # changed in between, and the group's prompt is prefilled once.
-        number, row = self._pick(lease.prompt_index, lease.epoch)
+        number, row = self._row_of(lease)
         rollouts = self._rollouts[number]
         sampling = replace(rollouts.sampling, cache_salt=self._weights.cache_salt)
+        if lease.kind == "eval":
+            sampling = replace(sampling, temperature=0.0, logprobs=False)
         rollouts = replace(rollouts, sampling=sampling)
         group = self._groups[lease.lease_id] = _Group(lease, rollouts, row, rolling=set(lease.missing))
         for index in lease.missing:
@@ -197,6 +202,12 @@ class Actor:
                 self._roll(group, index), name=f"{lease.group_id}/{index}"
             )
         self._note_in_flight()
+
+    def _row_of(self, lease: Lease) -> tuple[int, Row]:
+        """Number of the task, and its row."""
+        if lease.kind == "eval":
+            return self._held_out[lease.prompt_index]
+        return self._pick(lease.prompt_index, lease.epoch)
 
     async def _roll(self, group: _Group, index: int) -> None:
         lease = group.lease
@@ -206,7 +217,8 @@ class Actor:
             )
             self._admission.observe(finished.trajectory.prompt_len, len(finished.trajectory.token_ids))
             for member in await self._scored(group, index, finished):
-                self._count(member)
+                if lease.kind != "eval":
+                    self._count(member)
                 await self._call(PutTrajectory(member.trajectory))
         finally:
             del group.episodes[index]

@@ -148,6 +148,7 @@ async def run_episode(
         scored = Score(None, error=error) if error else await score(task.rewards, episode)
     finally:
         await clean_up(rollouts.executor, state.context)  # after the rewards, which may look at tools
+    success = error is None and task.success(episode)
     trajectory = state.recorder.finish(
         lease,
         index,
@@ -158,6 +159,7 @@ async def run_episode(
         reward_components=scored.components,
         error=scored.error,
         metrics={
+            "success": float(success),
             "generate_s": state.generate_s,
             "tools_s": state.tools_s,
             "prompt_tokens": state.prompt_tokens,
@@ -166,7 +168,7 @@ async def run_episode(
         spans=state.context.spans,
         turn_rewards=scored.turn_rewards,
     )
-    return Finished(trajectory, episode, success=error is None and task.success(episode))
+    return Finished(trajectory, episode, success)
 
 
 async def score_members(task: Task, members: Sequence[Finished], whole: bool = True) -> list[Finished]:
@@ -185,10 +187,15 @@ async def score_members(task: Task, members: Sequence[Finished], whole: bool = T
 def _with_score(task: Task, member: Finished, scored: Score) -> Finished:
     if member.trajectory.error is not None:
         return member
+    success = task.success(member.episode)
     trajectory = replace(
-        member.trajectory, reward=scored.reward, reward_components=scored.components, error=scored.error
+        member.trajectory,
+        reward=scored.reward,
+        reward_components=scored.components,
+        error=scored.error,
+        metrics=member.trajectory.metrics | {"success": float(success)},
     )
-    return replace(member, trajectory=trajectory, success=task.success(member.episode))
+    return Finished(trajectory, member.episode, success)
 
 
 async def _roll(rollouts: Rollouts, state: _State) -> tuple[StopReason, str | None]:

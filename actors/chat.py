@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import select
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +25,22 @@ from actors.chat_template import call_message, result_message
 from actors.endpoint import EndpointError
 from actors.evaluator import Draw, Roll, rolling
 from actors.renderer import RendererError
+from buffer.messages import StopReason
 from configs.load import load_config
 from tasks.mixture import Mixture, load_mixture
 from tasks.types import Message, Row, Task
 from toolcall.parsers.results import shown as shown_result
 from toolcall.types import ToolCall
 
+EXIT_STOPPED = 130
 HELP = "your message; /new forgets the conversation, /quit or Ctrl-D ends"
 _PROMPT = "[bold]>[/] "
+_LOOK_EVERY_S = 0.2
+_LIMITS: dict[str, str] = {  # that a stop reason names
+    StopReason.MAX_TURNS: "task.max_turns",
+    StopReason.MAX_TOKENS: "task.max_tokens_per_turn",
+    StopReason.CONTEXT_LENGTH: "the conversation fills task.max_trajectory_tokens; /new begins another",
+}
 
 
 def chat_task(task: Task) -> Task:
@@ -66,7 +76,8 @@ async def chat(
         draw = Draw("chat", number, {"messages": messages}, temperature, number, 1)
         finished = await roll(draw, draw.lease(), 0)
         show(finished, console)
-        conversation = continued(finished)
+        if finished.episode.turns:  # else it got no answer, and asking again is not two questions in a row
+            conversation = continued(finished)
         number += 1
 
 
@@ -78,7 +89,8 @@ def show(finished: Finished, console: Console) -> None:
             style = "cyan" if result.outcome == "ok" else "red"
             console.print(f"  {result.name}: {result.text}", style=style, markup=False, highlight=False)
     if trajectory.error or trajectory.stop_reason != "answer":
-        console.print(f"[dim]ended by {trajectory.stop_reason}: {trajectory.error or 'a limit'}[/]")
+        why = trajectory.error or _LIMITS.get(trajectory.stop_reason, "a limit")
+        console.print(f"ended by {trajectory.stop_reason}: {why}", style="dim", markup=False)
 
 
 def continued(finished: Finished) -> list[Message]:
@@ -107,21 +119,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     task = part.task
     console = Console()
 
-    def read() -> str | None:
-        try:
-            return console.input(_PROMPT)
-        except EOFError:
-            return None
+    stop = threading.Event()
 
     async def talk() -> None:
         talked = Mixture((replace(part, task=chat_task(task)),))
         async with rolling(config, talked, options) as roll:
-            await chat(task, roll, read, console, config.actors.temperature)
+            try:
+                await chat(task, roll, lambda: read_line(console, stop), console, config.actors.temperature)
+            finally:
+                stop.set()
 
     try:
         asyncio.run(talk())
     except (EndpointError, RendererError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_STOPPED)
+
+
+def read_line(console: Console, stop: threading.Event) -> str | None:
+    """A line from the terminal or a pipe, None at its end or once `stop` is set: Ctrl-C must not wait for
+    a line that this thread waits for."""
+    console.print(_PROMPT, end="")
+    with open(0, "rb", buffering=0, closefd=False) as terminal:  # a buffer would hide lines from select
+        while not stop.is_set():
+            if select.select([terminal], [], [], _LOOK_EVERY_S)[0]:
+                return terminal.readline().decode(errors="replace") or None
+    return None
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
-from openai import AsyncOpenAI, OpenAIError
+from openai import AsyncOpenAI, BadRequestError, OpenAIError
 
 from actors.agent_loop import Finished, clean_up, infrastructure_error, tool_context
 from actors.recorder import Recorder
@@ -127,13 +127,18 @@ class Endpoint:
 
     async def _talk(self, talk: Conversation, temperature: float, seed: int) -> tuple[StopReason, str | None]:
         limit = self._limits.trajectory_timeout_s
+        deadline = asyncio.timeout(limit)
         try:
-            async with asyncio.timeout(limit):
+            async with deadline:
                 stop_reason = await self._turns(talk, temperature, seed)
-        except TimeoutError:
-            return StopReason.DEADLINE, f"no end within {limit:g} s (task.trajectory_timeout_s)"
         except OpenAIError as error:
+            if _is_too_long(error):
+                return StopReason.CONTEXT_LENGTH, None
             return StopReason.ERROR, f"endpoint: {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - an answer that is none, say: an episode error is data
+            if deadline.expired():
+                return StopReason.DEADLINE, f"no end within {limit:g} s (task.trajectory_timeout_s)"
+            return StopReason.ERROR, f"{type(error).__name__}: {error}"
         return stop_reason, infrastructure_error(talk.results)
 
     async def _turns(self, talk: Conversation, temperature: float, seed: int) -> StopReason:
@@ -191,6 +196,12 @@ class Endpoint:
             shown = "".join(self._parser.render_result(result, wrapped=True) for result in results)
             talk.messages.append({"role": "user", "content": shown})
         return results
+
+
+def _is_too_long(error: OpenAIError) -> bool:
+    """The conversation has outgrown the model: the policy's doing, as in training, and no outage."""
+    said = str(error).lower()
+    return isinstance(error, BadRequestError) and ("context length" in said or "context_length" in said)
 
 
 def _said(message: Any) -> Message:

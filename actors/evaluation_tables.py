@@ -49,6 +49,7 @@ def _details(result: dict[str, Any]) -> Table:
             (f"ended by {reason}", f"{it['count']} samples, success {it['success']:.1%}")
             for reason, it in part["stop_reasons"].items()
         ]
+        rows += [(f"unscored: {count}", reason) for reason, count in part["errors"].items()]
         if len(part["seeds"]) > 1:
             rows += [(f"seed {seed}", f"success {mean:.1%}") for seed, mean in part["seeds"].items()]
         for number, row in enumerate(rows):
@@ -81,10 +82,14 @@ def _name(decoding: str, part: dict[str, Any]) -> str:
 
 
 def _percent(estimate: dict[str, Any]) -> str:
+    if not estimate["n"]:
+        return "nothing scored"
     return f"{estimate['mean']:.1%} ({estimate['low']:.1%} – {estimate['high']:.1%})"
 
 
 def _number(estimate: dict[str, Any]) -> str:
+    if not estimate["n"]:
+        return "nothing scored"
     return f"{estimate['mean']:.3f} ({estimate['low']:.3f} – {estimate['high']:.3f})"
 
 

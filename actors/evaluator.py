@@ -151,11 +151,14 @@ async def run(config: RunConfig, config_dir: Path, options: argparse.Namespace) 
     """Greedy and sampled success on the task's held-out prompts, and the comparison asked for."""
     mixture = load_mixture(config.task, config_dir, config.seed)
     tasks = [part.task for part in mixture.parts]
+    if not mixture.held_out(1):
+        raise BadSamples("the task has no held-out rows to evaluate; raise task.held_out")
     theirs = read_samples(options.against) if options.against else None
     wanted = all_draws(config, mixture)
     out: Path = options.out
     file = SampleFile(out.with_suffix(".jsonl"), _facts(config, mixture, options.model))
     try:
+        refuse_other_prompts(tasks, wanted, file)
         if any(_key(draw, number) not in file.done for draw in wanted for number in range(draw.members)):
             async with rolling(config, mixture, options) as roll:
                 samples = await evaluate(tasks, wanted, roll, file, config.eval.concurrency)
@@ -186,6 +189,17 @@ def _by_decoding(config: RunConfig, samples: Sequence[Sample]) -> dict[str, Any]
     }
 
 
+def refuse_other_prompts(tasks: Sequence[Task], wanted: Sequence[Draw], file: SampleFile) -> None:
+    """Raises BadSamples if the data has changed since the file was begun."""
+    for draw in wanted:
+        done = file.done.get(_key(draw, 0))
+        if done is not None and done.prompt != prompt_hash(tasks[draw.part].make_messages(draw.row)):
+            raise BadSamples(
+                f"held-out prompt {draw.prompt_index} of {draw.task} was another when these samples were "
+                "drawn: the data or the prompt has changed; give another --out or remove the file"
+            )
+
+
 async def _never(draw: Draw, lease: Lease, number: int) -> Finished:
     raise AssertionError("every sample is there")
 
@@ -194,13 +208,11 @@ def _facts(config: RunConfig, mixture: Mixture, model: str) -> dict[str, Any]:
     """What must be the same for samples to belong to one evaluation."""
     files = sorted(Path(model).glob("*.safetensors")) if not is_endpoint(model) else []
     weights = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
-    limits = ("max_turns", "max_tokens_per_turn", "max_trajectory_tokens", "options")
-    return {
-        "tasks": {part.task.name: part.limits.model_dump(include=set(limits)) for part in mixture.parts},
-        "model": model,
-        "weights": weights,
-        "temperature": config.actors.temperature,
-    }
+    facts = {"model": model, "weights": weights, "temperature": config.actors.temperature}
+    for part in mixture.parts:
+        settings = part.limits.model_dump(mode="json", exclude={"trajectory_timeout_s", "mix"})
+        facts |= {f"{part.task.name}: task.{name}": value for name, value in settings.items()}
+    return facts
 
 
 def _key(draw: Draw, number: int) -> tuple[str, str, int, int, int]:
@@ -263,7 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (BadSamples, EndpointError, RendererError) as error:
         sys.exit(f"error: {error}")
     result |= {"label": options.label, "seconds": round(time.monotonic() - started, 1)}
-    options.out.write_text(json.dumps(result, indent=1, default=str))
+    whole = options.out.with_suffix(".part")  # a launcher that goes on with its run reads all or nothing
+    whole.write_text(json.dumps(result, indent=1, default=str))
+    whole.replace(options.out)
     print_table(result)
 
 

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from actors.estimates import Estimate, mean_over_prompts, pass_at_k
+from metrics.estimates import Estimate, mean_over_prompts, pass_at_k
+
+_ERROR_CHARS = 100  # of an error's text by which samples are counted together
 
 
 class BadSamples(ValueError):
@@ -83,7 +85,7 @@ def read_samples(path: Path) -> list[Sample]:
     facts, samples, _ = _read(path)
     if not facts:
         raise BadSamples(f"{path} is no samples file; name the .jsonl that an evaluation has written")
-    return samples
+    return list({sample.key: sample for sample in samples}.values())  # one drawn again replaces the first
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Sample], int]:
@@ -122,6 +124,7 @@ def summarise(samples: Iterable[Sample]) -> dict[str, Any]:
             for name in _names(scored)
         },
         "seeds": {seed: mean for seed, mean in _by_seed(scored)},
+        "errors": dict(Counter((s.error or "")[:_ERROR_CHARS] for s in everything if s.error).most_common(3)),
         "stop_reasons": {
             reason: {"count": count, "success": _share(scored, reason)}
             for reason, count in sorted(Counter(sample.stop_reason for sample in everything).items())

@@ -8,12 +8,15 @@ Called by `buffer.server`, which begins and commits transactions around `handle`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from buffer import ledger, limiter
+from buffer import evaluations, ledger, limiter
 from buffer.batches import Batches, RequestError
 from buffer.codec import ReceivedPut
+from buffer.curriculum import Curriculum
+from buffer.evaluations import Evaluations
 from buffer.ledger import Ledger, Places
 from buffer.messages import (
     PROTOCOL_VERSION,
@@ -30,6 +33,7 @@ from buffer.messages import (
     LeaseGrant,
     LeaseRequest,
     Ok,
+    PutAck,
     PutTrajectory,
     Refused,
     Resume,
@@ -43,6 +47,7 @@ from buffer.roles import Roles
 from buffer.running import RunningGroups
 from buffer.store import Store
 from configs.schema import RunConfig
+from configs.shares import Share
 from metrics import names
 
 RETRY_S = 0.2  # for an actor that could not get all the groups it asked for
@@ -59,6 +64,8 @@ class Broker:
         run_id: str,
         now: float,
         wall: Callable[[], float] = time.time,
+        shares: Sequence[Share] = (),
+        num_held_out: int = 0,
     ) -> None:
         self._config, self._store, self._run_id, self._wall = config, store, run_id, wall
         buffer = config.buffer
@@ -71,9 +78,12 @@ class Broker:
         self._ledger.dropped.update(dropped)
         self._batches = Batches(buffer, self._limits, store, self._ledger)
         self._roles = Roles(store, buffer.heartbeat_s, wall())
+        one_task = (Share(num_prompts, num_prompts),)
+        self._curriculum = Curriculum(buffer.curriculum_max_rest, shares or one_task, store)
         self._running = RunningGroups(
-            config, self._limits, store, self._ledger, self._batches, num_prompts, now
+            config, self._limits, store, self._ledger, self._batches, num_prompts, self._curriculum, now
         )
+        self._evaluations = Evaluations(config, store.evaluations, num_held_out, now)
         self._publisher = store.meta("publisher")
         self._imbalance: list[str] = []
         self._handlers: dict[type, Callable[[Any, float], Any]] = {
@@ -81,8 +91,8 @@ class Broker:
             LeaseRequest: self._lease,
             Heartbeat: self._heartbeat,
             ReturnLeases: self._return,
-            PutTrajectory: self._running.put,
-            ReceivedPut: self._running.put,
+            PutTrajectory: self._put,
+            ReceivedPut: self._put,
             GetBatch: self._get_batch,
             CommitStep: self._commit,
             Checkpointed: self._checkpointed,
@@ -108,6 +118,7 @@ class Broker:
     def tick(self, now: float) -> None:
         """Act on time alone: leases that ran out, roles long gone, groups left over at the end."""
         self._running.expire(now)
+        self._evaluations.expire(now)
         self._roles.forget_silent(now)
         if self.finished:
             self._drop_leftovers()
@@ -118,6 +129,8 @@ class Broker:
             names.BUFFER_READY: float(len(self._batches.ready)),
             names.BUFFER_RUNNING: float(len(self._running.groups)),
             names.BUFFER_LATE_PUTS: float(self._running.late_puts),
+            names.BUFFER_SKIPPED: float(self._curriculum.skipped),
+            names.BUFFER_RESTING: float(self._curriculum.num_resting),
             **{f"{names.BUFFER_LEDGER_PREFIX}{name}": float(n) for name, n in self.ledger_counts().items()},
         }
         self._running.late_puts = 0
@@ -146,6 +159,7 @@ class Broker:
         self._imbalance = ledger.differences(
             places, self._store.places(), self.ledger_counts(), self._store.counts()
         )
+        self._imbalance += self._curriculum.differences() + self._evaluations.differences()
         return self._imbalance
 
     # --- leases -------------------------------------------------------------------------------------
@@ -160,19 +174,28 @@ class Broker:
         if request.version < oldest:
             return LeaseGrant((), "weights_too_old", RETRY_S)
         actors = self._roles.live_actors(now, oldest) | {request.actor}
-        granted = self._running.lease(request, len(actors), oldest, now)
+        granted = self._evaluations.lease(request, now)
+        rest = replace(request, max_groups=request.max_groups - len(granted))
+        granted += self._running.lease(rest, len(actors), oldest, now)
         reason = "" if len(granted) >= request.max_groups else "capacity"
         return LeaseGrant(tuple(granted), reason, RETRY_S)
 
     def _return(self, request: ReturnLeases, now: float) -> Ok:
         self._running.take_back(request.actor, request.lease_ids)
+        self._evaluations.take_back(request.actor, request.lease_ids)
         return Ok()
+
+    def _put(self, request: PutTrajectory, now: float) -> PutAck:
+        if evaluations.owns(request.trajectory.group_id):
+            return self._evaluations.put(request.trajectory, now)
+        return self._running.put(request, now)
 
     def _drop_leftovers(self) -> None:
         """No step is left to train them."""
         self._running.drop_all(DropReason.SHUTDOWN)
         for group_id in list(self._batches.ready):
             self._batches.drop_ready(group_id, DropReason.SHUTDOWN)
+        self._evaluations.close()
 
     # --- the learner --------------------------------------------------------------------------------
 
@@ -185,6 +208,7 @@ class Broker:
 
     def _commit(self, request: CommitStep, now: float) -> Ok:
         self._batches.commit(request.step, request.version)
+        self._evaluations.committed(self._batches.committed_step, self._batches.version)
         if self.finished:
             self._drop_leftovers()
         return Ok()
@@ -196,6 +220,7 @@ class Broker:
 
     def _resume(self, request: Resume, now: float) -> Ok:
         self._batches.resume(request.step, request.version)
+        self._evaluations.resumed(request.step, request.version)
         return Ok()
 
     def _announce(self, request: AnnouncePublisher, now: float) -> Ok:
@@ -217,9 +242,13 @@ class Broker:
 
     def _heartbeat(self, beat: Heartbeat, now: float) -> HeartbeatAck:
         self._roles.heard(beat, now, self._wall())
-        lost = self._running.heard(beat.name, beat.lease_ids, now)
+        lost = self._running.heard(
+            beat.name, [one for one in beat.lease_ids if not evaluations.owns(one)], now
+        )
+        lost += self._evaluations.heard(beat.name, filter(evaluations.owns, beat.lease_ids), now)
         if beat.state == "finished":
             self._running.take_back(beat.name)
+            self._evaluations.take_back(beat.name)
         return HeartbeatAck(
             version=self._batches.version,
             publisher=self._publisher,
@@ -240,7 +269,10 @@ class Broker:
 
     def _status(self, request: Status, now: float) -> StatusReply:
         counts = self.ledger_counts()
-        balanced = ledger.is_balanced(counts) and not self._imbalance
+        held_out = self._evaluations.counts()
+        balanced = ledger.is_balanced(counts) and ledger.is_balanced(held_out) and not self._imbalance
+        for metrics in self._evaluations.take_reports():
+            self._roles.report("eval", "eval", self._wall(), metrics)
         return StatusReply(
             run_id=self._run_id,
             version=self._batches.version,
@@ -251,5 +283,6 @@ class Broker:
             reports=self._roles.reports_after(request.since),
             finished=self.finished,
             actors_wanted=self._roles.actors_wanted,
+            held_out=held_out,
             imbalance=tuple(self._imbalance),
         )

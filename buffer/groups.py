@@ -1,6 +1,6 @@
 """Groups: the order in which prompts are visited, the members of each, and the verdict when it is complete.
 
-Invariant: an epoch visits each prompt once; a member is stored once. Pure: no clock, socket or store.
+Invariant: an epoch visits each prompt at most once; a member is stored once. Pure: no clock, socket or store.
 Called by `buffer.broker` and `buffer.leases`.
 """
 
@@ -95,21 +95,33 @@ class PromptOrder:
 
     `visited(epoch)` are the prompts that the epoch has had already: nothing but the store has to survive a
     crash, and a run resumed with another seed or more data still visits each prompt once.
+    `passes_over(epoch, prompt)` says of the next prompt that it is left out of this epoch.
     """
 
-    def __init__(self, num_prompts: int, seed: int, epoch: int, visited: Callable[[int], Set[int]]) -> None:
+    def __init__(
+        self,
+        num_prompts: int,
+        seed: int,
+        epoch: int,
+        visited: Callable[[int], Set[int]],
+        passes_over: Callable[[int, int], bool] = lambda epoch, prompt: False,
+    ) -> None:
         if num_prompts < 1:
             raise ValueError("the task has no training prompts; give its data at least one row")
         self._num_prompts, self._seed, self._visited = num_prompts, seed, visited
+        self._passes_over = passes_over
         self._epoch = epoch
         self._left = self._shuffle(epoch)
 
     def next(self) -> tuple[int, int]:
         """(epoch, prompt index) of the next new group."""
-        while not self._left:
-            self._epoch += 1
-            self._left = self._shuffle(self._epoch)
-        return self._epoch, self._left.pop()
+        while True:
+            while not self._left:
+                self._epoch += 1
+                self._left = self._shuffle(self._epoch)
+            prompt = self._left.pop()
+            if not self._passes_over(self._epoch, prompt):
+                return self._epoch, prompt
 
     def _shuffle(self, epoch: int) -> list[int]:
         """What is left of an epoch, the next prompt last."""

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from buffer.groups import Group
+from configs.schema import RunConfig
 
 # A prompt that kills its actors (memory, a crashing tool) must not go round for ever; three dead actors
 # stay well below actors.max_restarts, and three unrelated deaths in a row on one group are rare.
 MAX_EXPIRIES = 3
+UNNAMED_S = 10.0  # at least: a grant whose reply was lost is sent again in this time
 
 
 class LeaseEnd(StrEnum):
@@ -50,6 +52,15 @@ class LeaseTimes:
     silence_s: float  # without any sign of its actor
     unnamed_s: float  # the actor is heard but does not name it: a lost reply, or a new process of that name
     whole_s: float  # in all, however often it is renewed
+
+
+def lease_times(config: RunConfig) -> LeaseTimes:
+    return LeaseTimes(
+        silence_s=config.buffer.lease_timeout_s,
+        unnamed_s=max(UNNAMED_S, 3 * config.buffer.heartbeat_s),
+        # Members start together, end by the trajectory's deadline, and are then scored.
+        whole_s=2 * config.task.trajectory_timeout_s + config.buffer.lease_timeout_s,
+    )
 
 
 class LeaseBook:

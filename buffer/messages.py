@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class StopReason(StrEnum):
@@ -93,6 +93,7 @@ class Lease:
     seed: int  # for sampling and tool RNGs of the group
     version: int  # weight version when granted
     deadline_s: float  # seconds from the grant; a heartbeat that names the lease renews it
+    kind: str = "train"  # "eval": `prompt_index` is of the held-out prompts, sampled greedily, never trained
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,7 @@ class StatusReply:
     finished: bool = False
     imbalance: tuple[str, ...] = ()  # what the last audit found, with the ids
     actors_wanted: int = 0  # by the last `Scale`; 0: none came yet
+    held_out: dict[str, int] = field(default_factory=dict)  # the account of evaluations' prompts
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ from collections.abc import Iterable
 from buffer import limiter
 from buffer.batches import Batches, RequestError
 from buffer.codec import ReceivedPut, encode_trajectory
+from buffer.curriculum import Curriculum
 from buffer.groups import COMPLETE, Group, PromptOrder, ReadyGroup, group_id_of, seed_of, verdict
-from buffer.leases import MAX_EXPIRIES, Held, LeaseBook, LeaseEnd, LeaseTimes
+from buffer.leases import MAX_EXPIRIES, Held, LeaseBook, LeaseEnd, lease_times
 from buffer.ledger import Ledger
 from buffer.limiter import Limits
 from buffer.messages import DropReason, Lease, LeaseRequest, PutAck, PutTrajectory, Trajectory
 from buffer.store import Store, StoreError, versions_of
 from configs.schema import RunConfig
-
-UNNAMED_S = 10.0  # at least: a grant whose reply was lost is sent again in this time
 
 
 class RunningGroups:
@@ -32,19 +31,16 @@ class RunningGroups:
         ledger: Ledger,
         batches: Batches,
         num_prompts: int,
+        curriculum: Curriculum,
         now: float,
     ) -> None:
         self._config, self._limits, self._store = config, limits, store
         self._ledger, self._batches = ledger, batches
-        self._order = PromptOrder(num_prompts, config.seed, store.last_group()[1], store.visited)
-        self._leases = LeaseBook(
-            LeaseTimes(
-                silence_s=config.buffer.lease_timeout_s,
-                unnamed_s=max(UNNAMED_S, 3 * config.buffer.heartbeat_s),
-                # Members start together, end by the trajectory's deadline, and are then scored.
-                whole_s=2 * config.task.trajectory_timeout_s + config.buffer.lease_timeout_s,
-            )
+        self._curriculum = curriculum
+        self._order = PromptOrder(
+            num_prompts, config.seed, store.last_group()[1], store.visited, curriculum.passes_over
         )
+        self._leases = LeaseBook(lease_times(config))
         self.groups: dict[str, Group] = {}  # by id
         self.late_puts = 0  # since the last report
         self._restore(num_prompts, now)
@@ -202,6 +198,7 @@ class RunningGroups:
         if held is not None:
             self._store.end_lease(held.lease_id, LeaseEnd.CLOSED if group.missing else LeaseEnd.DONE)
         self._store.close_group(group, outcome)
+        self._curriculum.note(group)
         if outcome == COMPLETE:
             assert group.version_min is not None and group.version_max is not None
             ready = ReadyGroup(group.number, group.group_id, group.version_min, group.version_max)

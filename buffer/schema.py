@@ -31,6 +31,11 @@ CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step, number) WHERE step IS
 CREATE INDEX IF NOT EXISTS groups_open ON groups (number)
   WHERE outcome IS NULL OR (outcome = 'complete' AND step IS NULL);
 CREATE INDEX IF NOT EXISTS groups_unpruned ON groups (number) WHERE outcome IS NOT NULL AND pruned = 0;
+CREATE TABLE IF NOT EXISTS skips (   -- prompts that an epoch left out because they rested
+  epoch INTEGER NOT NULL,
+  prompt_index INTEGER NOT NULL,
+  PRIMARY KEY (epoch, prompt_index)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS leases (
   lease_id TEXT PRIMARY KEY,
   group_id TEXT NOT NULL REFERENCES groups (group_id),
@@ -63,6 +68,29 @@ CREATE TABLE IF NOT EXISTS trajectories (
   payload BLOB,                      -- buffer.codec.decode_trajectory; NULL once pruned
   UNIQUE (group_id, member)
 );
+CREATE TABLE IF NOT EXISTS evaluations (  -- during training, by eval.every_steps
+  step INTEGER PRIMARY KEY,          -- after which it was opened
+  version INTEGER NOT NULL,          -- newest then: what it measures
+  prompts INTEGER NOT NULL,
+  opened_at REAL NOT NULL,
+  closed_at REAL
+);
+CREATE TABLE IF NOT EXISTS held_out (  -- a held-out prompt leased by an evaluation
+  step INTEGER NOT NULL REFERENCES evaluations (step),
+  prompt_index INTEGER NOT NULL,     -- among the evaluation's prompts
+  actor TEXT NOT NULL,
+  grants INTEGER NOT NULL,           -- leases of it so far
+  put_at REAL,                       -- NULL: running, or dropped if the evaluation is closed
+  task TEXT,
+  success REAL,                      -- NULL: unscored, see error
+  reward REAL,
+  stop_reason TEXT,
+  error TEXT,
+  action_tokens INTEGER,
+  version_min INTEGER,               -- over sampled tokens
+  version_max INTEGER,
+  PRIMARY KEY (step, prompt_index)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batches (
   step INTEGER PRIMARY KEY,
   version INTEGER NOT NULL,          -- newest when first handed out

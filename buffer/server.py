@@ -49,7 +49,15 @@ def serve(spec: RoleSpec, stop: threading.Event) -> None:
     """Serve until the run is finished, or `stop` is set. RuntimeError if the ledger does not balance."""
     folder, limit_mb = RunFolder(spec.run_dir), spec.config.buffer.max_message_mb
     with closing(open_store(folder.store, spec.run_id)) as store:
-        broker = Broker(spec.config, store, spec.num_prompts, spec.run_id, time.monotonic())
+        broker = Broker(
+            spec.config,
+            store,
+            spec.num_prompts,
+            spec.run_id,
+            time.monotonic(),
+            shares=spec.shares,
+            num_held_out=spec.num_held_out,
+        )
         with closing(Transport(spec.buffer_endpoint, folder.read_keys(), limit_mb)) as transport:
             print(f"buffer: serving {spec.buffer_endpoint}, {broker.ledger_counts()}", flush=True)
             server = Server(broker, store, spec)

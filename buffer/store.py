@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from buffer.evaluation_rows import EvaluationRows
 from buffer.groups import COMPLETE, Group, ReadyGroup
 from buffer.leases import Held
 from buffer.ledger import Places
@@ -102,6 +103,7 @@ class Store:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection.execute
         self._connection = connection
+        self.evaluations = EvaluationRows(connection.execute)
         self._puts: list[tuple[Any, ...]] = []  # rows of trajectories that are not written yet
 
     def begin(self) -> None:
@@ -173,9 +175,29 @@ class Store:
         return self._sql("SELECT 1 FROM groups WHERE group_id = ?", (group_id,)).fetchone() is not None
 
     def visited(self, epoch: int) -> set[int]:
-        return {
-            prompt for (prompt,) in self._sql("SELECT prompt_index FROM groups WHERE epoch = ?", (epoch,))
-        }
+        """Prompts that the epoch has come to: leased, or passed over by the curriculum."""
+        query = (
+            "SELECT prompt_index FROM groups WHERE epoch = ?1"
+            " UNION SELECT prompt_index FROM skips WHERE epoch = ?1"
+        )
+        return {prompt for (prompt,) in self._sql(query, (epoch,))}
+
+    def add_skip(self, epoch: int, prompt_index: int) -> None:
+        self._sql("INSERT INTO skips (epoch, prompt_index) VALUES (?, ?)", (epoch, prompt_index))
+
+    def num_skipped(self) -> int:
+        return self._sql("SELECT count(*) FROM skips").fetchone()[0]
+
+    def closed_groups(self) -> list[tuple[int, int, bool]]:
+        """(epoch, prompt, whether its rewards differ) of closed groups with two or more scored members, in
+        the order in which they closed."""
+        rows = self._sql(
+            "SELECT epoch, prompt_index, min(reward) < max(reward)"
+            " FROM groups JOIN trajectories USING (group_id)"
+            " WHERE outcome NOTNULL GROUP BY groups.number HAVING count(reward) > 1"
+            " ORDER BY closed_at, groups.number"
+        )
+        return [(epoch, prompt, bool(differs)) for epoch, prompt, differs in rows]
 
     def last_group(self) -> tuple[int, int]:
         """(number, epoch) of the group leased last; (0, 0) before the first."""

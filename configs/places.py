@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Where the judge's server that the launcher has started answers, for whoever asks it.
+JUDGE_ENDPOINT_VARIABLE = "SLIPSTREAM_JUDGE_ENDPOINT"
+JUDGE_KEY_VARIABLE = "SLIPSTREAM_JUDGE_KEY"
+
 
 def cache_root() -> Path:
     """`$SLIPSTREAM_CACHE`, else `~/.cache/slipstream`: what is made once on a machine."""

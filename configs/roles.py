@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from configs.schema import RunConfig
+from configs.shares import Share
 
 
 @dataclass(frozen=True)
@@ -29,5 +30,7 @@ class RoleSpec:
     buffer_endpoint: str  # tcp://host:port; the buffer binds it, the others connect
     device: Literal["cpu", "cuda"]
     threads: int  # CPU threads this process may use
+    shares: tuple[Share, ...] = ()  # of each task, its part of an epoch; empty: the prompts are of one task
+    num_held_out: int = 0  # prompts of an evaluation during training
     dropped_prompts: tuple[tuple[int, ...], ...] = ()  # of each task, rows whose prompts leave no room
     master: str = ""  # learners: "host:port" of rank 0's rendezvous

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from annotated_types import MinLen
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from configs.learner import LearnerConfig
 from configs.mcp_servers import McpConfig, refuse_bad_server
@@ -119,6 +120,8 @@ class BufferConfig(Section):
     """Scored members that a group needs; with fewer it is dropped as all_failed."""
     drop_zero_variance: bool = True
     """Drop groups whose rewards are all equal (no gradient) and lease fresh prompts instead."""
+    curriculum_max_rest: Annotated[int, Field(ge=0)] = 0
+    """Epochs that a prompt rests at most (1, 2, 4, …) while its groups' rewards are all equal; 0: none do."""
     lease_timeout_s: Seconds = 120
     """A lease without a heartbeat for this long goes to another actor."""
     heartbeat_s: Seconds = 2
@@ -142,17 +145,36 @@ class WeightSyncConfig(Section):
     """Deadline of one transfer; a receiver that misses it is left behind and rejoins."""
 
 
+def _different(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"{seeds} names a seed twice, which would draw the same samples again")
+    return seeds
+
+
 class EvalConfig(Section):
     prompts: Positive = 256
     """Held-out prompts."""
     samples: Positive = 1
     """Sampled trajectories per prompt and seed; 4 gives pass@1, pass@2 and pass@4."""
-    seeds: list[int] = [0]
+    seeds: Annotated[list[int], MinLen(1), AfterValidator(_different)] = [0]
     """Sampling seeds; several show how much of a result is the draw."""
     before_and_after: bool = True
     """Evaluate the first and the last weights in a training run."""
+    every_steps: Annotated[int, Field(ge=0)] = 0
+    """Evaluate greedily during training too, on the same actors, after every so many steps; 0: never."""
+    every_prompts: Positive = 64
+    """Held-out prompts of each task in such an evaluation."""
     concurrency: Positive = 64
     """Trajectories in flight."""
+
+
+class JudgeConfig(Section):
+    serve: str = ""
+    """Model folder that launch.py serves by vLLM to judge rewards with `endpoint = "served"`; empty: none."""
+    gpus: Positive = 1
+    """GPUs of that server: the machine's last, which the roles leave to it."""
+    options: dict[str, Any] = {}
+    """Options of `vllm serve`, e.g. `{ max_model_len = 4096, tensor_parallel_size = 2 }`."""
 
 
 class SftConfig(Section):
@@ -189,6 +211,7 @@ class RunConfig(Section):
     learner: LearnerConfig = LearnerConfig()
     weightsync: WeightSyncConfig = WeightSyncConfig()
     eval: EvalConfig = EvalConfig()
+    judge: JudgeConfig = JudgeConfig()
     sft: SftConfig = SftConfig()
     launch: LaunchConfig = LaunchConfig()
 

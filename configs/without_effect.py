@@ -45,6 +45,12 @@ def _dead(config: RunConfig) -> dict[str, str]:
         dead.update(dict.fromkeys(_ONLY_WITH_DATA, "without task.data"))
     else:
         dead.update(dict.fromkeys(_ONLY_WITHOUT_DATA, "with task.data"))
+    if not config.judge.serve:
+        dead.update(dict.fromkeys(("judge.gpus", "judge.options"), "without judge.serve"))
+    if config.eval.every_steps == 0:
+        dead["eval.every_prompts"] = "with eval.every_steps = 0"
+    elif config.eval.every_steps >= config.learner.steps:
+        dead["eval.every_steps"] = f"with only learner.steps = {config.learner.steps}"
     from_preset = PRESETS.get(config.learner.preset or "", {})
     for name, reason in _dead_of_learner(config.learner).items():
         if name not in from_preset:

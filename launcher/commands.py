@@ -133,6 +133,7 @@ def evaluate(
     from actors.evaluation_tables import tables
     from launcher.evaluation import Evaluation
     from launcher.evaluation import evaluate as run_evaluator
+    from launcher.judge_server import judge_server
     from launcher.preflight import prepare_model
     from launcher.prepare import plan, prepare_tools, read_tasks
 
@@ -142,7 +143,8 @@ def evaluate(
     if against is not None and not against.is_file():
         raise PreflightError(f"--against: there is no file {against}; name another evaluation's .jsonl")
     resources = plan(loaded.config)
-    for line in prepare_tools(read_tasks(loaded)):
+    mixture = read_tasks(loaded)
+    for line in prepare_tools(mixture):
         print(line, file=sys.stderr)
     model = model if remote else str(prepare_model(model))
     label = urlsplit(model).netloc.replace(":", "-") if remote else Path(model).name
@@ -150,9 +152,16 @@ def evaluate(
         home = Path(loaded.config.launch.runs_dir) / "eval"
         home = run.eval if run.config.exists() and not remote else home
         out = home / f"{label}-{time.strftime('%m%d-%H%M%S')}.json"
+    if out.suffix not in (".json", ".jsonl"):
+        out = out.with_name(f"{out.name}.json")  # a dot in a model's name begins no suffix
     samples = out.with_suffix(".jsonl")
     console = Console(file=sys.stdout)
-    with Interrupts() as interrupts, console.status(f"measuring {model} on held-out prompts"):
+    log = out.with_suffix(".judge.log")
+    with (
+        Interrupts() as interrupts,
+        judge_server(loaded.config, mixture.parts, resources, log, console, interrupts),
+        console.status(f"measuring {model} on held-out prompts"),
+    ):
         what = Evaluation(loaded.source, model, out.with_suffix(".json"), label, overrides, against)
         result = run_evaluator(what, resources, interrupts, out.with_suffix(".log"))
     if result is None:
@@ -183,9 +192,11 @@ def chat(config: Path | None, model: str | None, overrides: Sequence[str]) -> in
         *("--device", resources.device, "--threads", str(resources.actor_threads), *overrides),
     ]
     environment = os.environ | {"PYTHONPATH": python_path(), "VLLM_LOGGING_LEVEL": "ERROR"}
-    with log.open("wb") as errors:
+    with log.open("wb") as errors, Interrupts():  # Ctrl-C is for the chat, which ends its engine
         print(f"starting {found}", file=sys.stderr)
         done = subprocess.run(command, env=environment, stderr=errors, check=False)
+    if done.returncode == EXIT_STOPPED:
+        return EXIT_STOPPED
     if done.returncode:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise PreflightError(f"{(last or ['the chat failed'])[0].removeprefix('error: ')}; read {log}")
@@ -211,12 +222,14 @@ def new_task(name: str) -> int:
 
 def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Sequence[str]) -> int:
     """A judge's values beside people's scores."""
-    from launcher.prepare import read_tasks
+    from launcher.judge_server import judge_server
+    from launcher.prepare import plan, read_tasks
     from tasks.calibration import calibrate as ask
     from tasks.readers import BadData, read_rows
 
     loaded = _load(config, overrides, ("config", "data", "reward"))
-    task = read_tasks(loaded).parts[0].task
+    parts = read_tasks(loaded).parts
+    task = parts[0].task
     by_name = {r.name: r for r in task.rewards if not r.sees_group}
     name = reward or next((r.name for r in task.rewards if r.fn.__module__ == "tasks.judge"), None)
     if name not in by_name:
@@ -224,8 +237,13 @@ def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Se
         raise PreflightError(f"--reward {name or ''} is not one of the task's own rewards: {there}")
     console = Console(file=sys.stdout)
     try:
-        with console.status(f"asking {name}"):
-            result = ask(task, by_name[name], read_rows(str(data), Path()))
+        rows = read_rows(str(data), Path())
+        log = Path(loaded.config.launch.runs_dir) / "judge.log"
+        with (
+            judge_server(loaded.config, parts, plan(loaded.config), log, console),
+            console.status(f"asking {name}"),
+        ):
+            result = ask(task, by_name[name], rows)
     except BadData as error:
         raise PreflightError(str(error)) from error
     table = Table(title=f"{name} against people's scores", title_justify="left", show_header=False)

@@ -23,8 +23,10 @@ SFT_SETTINGS = {
     "actors.group_size": "1",
     "buffer.min_group_survivors": "1",
     "buffer.drop_zero_variance": "false",
+    "buffer.curriculum_max_rest": "0",
     "buffer.max_staleness": "8",
     "launch.gpus_per_actor": "0",
+    "eval.every_steps": "0",
 }
 
 

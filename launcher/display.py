@@ -16,7 +16,7 @@ from rich.live import Live
 from buffer.messages import StatusReply
 from configs.run_folder import RunFolder
 from launcher.interfaces import Event
-from launcher.progress import picture, plain_line
+from launcher.progress import evaluated, picture, plain_line
 from launcher.run_view import RunView
 from metrics import names
 from metrics.sinks import Report, Sink
@@ -30,6 +30,7 @@ _SHOWN = (
     "finish",
     "stop",
     "warn",
+    "eval",
 )  # kinds of events that get a line; a failure is said at the end
 _STEPS_BETWEEN_ADVICE = 10  # where there is no picture
 
@@ -84,6 +85,8 @@ class Display:
             for sink in self._sinks:
                 sink.write(Report(when, status.step, role, name, metrics))
             self._say_warnings(name, metrics)
+            if role == "eval":
+                self.event(Event("eval", name, evaluated(metrics)))
         if self._live is None:
             for row in rows:
                 self._console.print(

@@ -21,6 +21,7 @@ from configs.run_folder import RunFolder
 from launcher.buffer_link import BufferLink
 from launcher.preflight import PreflightError
 from launcher.prepare import existing_folder
+from launcher.progress import evaluated
 from launcher.run_view import RunView, is_working_actor
 from launcher.supervisor import in_words
 
@@ -50,6 +51,12 @@ def status(run: Path, console: Console) -> None:
     console.print(table)
     balance = "balances" if reply.balanced else "DOES NOT BALANCE"
     console.print(f"ledger {balance}: {in_words(reply.ledger)}", highlight=False)
+    if any(view.held_out.values()):
+        console.print(f"held-out prompts: {in_words(view.held_out)}", highlight=False)
+    for metrics in view.evaluations[-1:]:
+        console.print(evaluated(metrics), highlight=False)
+    if view.skipped:
+        console.print(f"skipped by curriculum: {view.skipped} visits", highlight=False)
     console.print(_rates(view), highlight=False)
     console.print(view.balance.words if view.balance else "no balance of waits yet", highlight=False)
 

@@ -37,7 +37,7 @@ class Resources:
     """How the machine is shared. `words` says it to the user."""
 
     device: Literal["cpu", "cuda"]
-    gpus: int  # of the machine, 0 on CPU
+    gpus: int  # that the roles share, 0 on CPU
     actor_threads: int  # CPU threads of each engine
     learner_threads: int  # CPU threads of each learner rank
     words: str
@@ -46,6 +46,13 @@ class Resources:
 def plan_resources(config: RunConfig, cores: int, gpus: int) -> Resources:
     """Share `cores` and `gpus` between the roles. Raises PreflightError if GPUs are short."""
     actors, learner = config.actors, config.learner
+    of_judge = config.judge.gpus if config.judge.serve and gpus else 0
+    if of_judge and of_judge >= gpus:
+        raise PreflightError(
+            f"judge.gpus = {of_judge} leaves none of this machine's {_count(gpus, 'GPU')} to the roles; "
+            "serve the judge elsewhere and name its endpoint in the reward's options"
+        )
+    gpus -= of_judge
     if gpus:
         _refuse_missing_gpus(config, gpus)
         share = max(1, cores // (actors.count + learner.count))
@@ -66,18 +73,26 @@ def plan_resources(config: RunConfig, cores: int, gpus: int) -> Resources:
     if gpus:
         words += f"; {_count(gpus, 'GPU')}: {config.launch.gpus_per_actor:g} for each engine, "
         words += f"{config.launch.gpus_per_learner:g} for each learner"
+    if of_judge:
+        words += f"; {_count(of_judge, 'GPU')} for the judge's server"
     return Resources("cuda" if gpus else "cpu", gpus, actor_threads, learner_threads, words)
 
 
 def find_gpus() -> int:
-    """CUDA devices of this machine that this process may use, by nvidia-smi and CUDA_VISIBLE_DEVICES."""
+    """CUDA devices of this machine that this process may use."""
+    return len(visible_gpus())
+
+
+def visible_gpus() -> list[str]:
+    """Their names for CUDA_VISIBLE_DEVICES, by that variable and nvidia-smi."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+        return [device.strip() for device in visible.split(",") if device.strip() not in ("", "-1")]
     if shutil.which("nvidia-smi") is None:
-        return 0
+        return []
     listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+    count = sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+    return [str(number) for number in range(count)]
 
 
 def usable_cores() -> int:

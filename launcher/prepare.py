@@ -31,6 +31,7 @@ from launcher.preflight import (
     usable_cores,
 )
 from tasks.demonstrations import check_rows
+from tasks.judge import asks_served_judge
 from tasks.mixture import Mixture, Part, load_mixture
 from tasks.readers import read_rows
 from tasks.reward import BadReward
@@ -80,6 +81,8 @@ class Run:
             config_dir=self.config_dir,
             model_path=self.model_path,
             num_prompts=self.demonstrations or len(self.mixture),
+            shares=() if self.demonstrations else self.mixture.shares,
+            num_held_out=evaluated_prompts(self.config, self.mixture),
             dropped_prompts=self.dropped_prompts,
             buffer_endpoint=self.endpoint,
             device=self.resources.device,
@@ -115,9 +118,26 @@ def read_tasks(loaded: LoadedConfig, dropped: Sequence[Sequence[int]] = ()) -> M
     """The config's tasks, without the rows `dropped` of each. Raises PreflightError."""
     config = loaded.config
     try:
-        return load_mixture(config.task, loaded.config_dir, config.seed, dropped)
+        mixture = load_mixture(config.task, loaded.config_dir, config.seed, dropped)
     except (BadTool, BadReward, ValueError, OSError) as error:
         raise PreflightError(f"the task cannot be loaded: {error}") from error
+    _refuse_judge_without_server(config, mixture)
+    return mixture
+
+
+def _refuse_judge_without_server(config: RunConfig, mixture: Mixture) -> None:
+    rewards = [reward for part in mixture.parts for reward in part.task.rewards]
+    name = next((reward.name for reward in rewards if asks_served_judge(reward)), None)
+    if name is not None and not config.judge.serve:
+        raise PreflightError(
+            f'reward {name!r} has endpoint = "served", but no model is served; set judge.serve to its '
+            "folder, or give the endpoint of a server that runs"
+        )
+    if config.judge.serve and config.launch.ray_address:
+        raise PreflightError(
+            "judge.serve starts a server on GPUs of this machine, which launch.ray_address gives to its "
+            "cluster; start the judge's server yourself and name its endpoint in the reward's options"
+        )
 
 
 def prepare_tools(mixture: Mixture) -> list[str]:
@@ -135,6 +155,19 @@ def prepare_tools(mixture: Mixture) -> list[str]:
 async def _prepare(prepare: Callable[[], Awaitable[str]]) -> str:
     async with asyncio.timeout(PREPARE_S):
         return await prepare()
+
+
+def evaluated_prompts(config: RunConfig, mixture: Mixture) -> int:
+    """Held-out prompts of an evaluation during training, 0 without any. Raises PreflightError."""
+    if config.eval.every_steps == 0:
+        return 0
+    prompts = len(mixture.held_out(config.eval.every_prompts))
+    if prompts == 0:
+        raise PreflightError(
+            f"eval.every_steps = {config.eval.every_steps} asks for evaluations, but the task has no "
+            "held-out rows; raise task.held_out, or set eval.every_steps = 0"
+        )
+    return prompts
 
 
 def count_demonstrations(loaded: LoadedConfig) -> int:
@@ -159,6 +192,7 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     resources = plan(config)
     endpoint = choose_endpoint(config)
     mixture = read_tasks(loaded)
+    evaluated_prompts(config, mixture)
     demonstrations = count_demonstrations(loaded) if config.sft.data else 0
     for line in prepare_tools(mixture):
         print(line, file=sys.stderr)

@@ -5,7 +5,7 @@ Pure functions from data to a renderable or a string. Called by `launcher.displa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -47,6 +47,8 @@ def picture(view: RunView) -> RenderableType:
     reward = _with_curve(_number(view.last.reward if view.last else None), _rewards(history))
     rows.add_row("reward", reward.append(_unscored(view), "bold red"))
     rows.add_row("success", _with_curve(_percent(view.success), _successes(history)))
+    if view.evaluates:
+        rows.add_row("held out", _held_out(view))
     rows.add_row("actors", _actors(view))
     rows.add_row("learner", _learner(view))
     rows.add_row("staleness", _staleness(view))
@@ -68,6 +70,27 @@ def plain_line(view: RunView, row: StepRow) -> str:
         f"(wait {get(names.WAIT_S, 0.0):.1f})  actors {_rate(view.actor_tokens_per_s)}  "
         f"learner {_rate(view.learner_tokens_per_s)}  left {duration(view.seconds_left)}{_unscored(view)}"
     )
+
+
+def evaluated(metrics: Mapping[str, float]) -> str:
+    """One evaluation during training in one line."""
+    get = metrics.get
+    version, last = get(names.EVAL_VERSION, 0), get(names.EVAL_VERSION_MAX, 0)
+    prompts = get(names.EVAL_PROMPTS, 0)
+    left = "".join(
+        f", {count:.0f} {what}"
+        for what, count in (
+            ("unscored", get(names.EVAL_UNSCORED, 0)),
+            ("missing", get(names.EVAL_MISSING, 0)),
+        )
+        if count
+    )
+    found = "nothing scored"
+    if prompts:
+        interval = f"{get(names.EVAL_LOW, 0):.1%} – {get(names.EVAL_HIGH, 0):.1%}"
+        found = f"success {get(names.EVAL_SUCCESS, 0):.1%} ({interval}) of {prompts:.0f} prompts"
+    upto = f", sampled by up to v{last:.0f}" if last > version else ""
+    return f"held out, step {get(names.EVAL_STEP, 0):.0f}, v{version:.0f}{upto}: greedy {found}{left}"
 
 
 def duration(seconds: float | None) -> str:
@@ -113,6 +136,17 @@ def _with_curve(value: str, values: Sequence[float]) -> Text:
     return Text.assemble(f"{value:<8}", (curve(values), "green"))
 
 
+def _held_out(view: RunView) -> Text:
+    """The latest evaluation, and the curve of all."""
+    scored = [one for one in view.evaluations if names.EVAL_SUCCESS in one]
+    if not scored:
+        return Text(f"{view.held_out.get('running', 0)} prompts running")
+    curve_of_all = _with_curve(
+        _percent(scored[-1][names.EVAL_SUCCESS]), [one[names.EVAL_SUCCESS] for one in scored]
+    )
+    return curve_of_all.append(f"  v{scored[-1][names.EVAL_VERSION]:.0f}", "dim")
+
+
 def _actors(view: RunView) -> str:
     idle, paused = view.actor_share(names.ACTOR_IDLE_S), view.actor_share(names.ACTOR_PAUSED_S)
     return (
@@ -155,7 +189,8 @@ def _buffer(view: RunView) -> str:
     ready, running = view.ledger.get("ready", 0), view.ledger.get("running", 0)
     dropped = ", ".join(f"{count} {reason}" for reason, count in view.dropped.items())
     text = f"{ready} of {view.groups_per_batch} groups ready, {running} running"
-    return text + (f", dropped {dropped}" if dropped else "")
+    text += f", dropped {dropped}" if dropped else ""
+    return text + (f", {view.skipped} skipped by curriculum" if view.skipped else "")
 
 
 def _number(value: float | None) -> str:
@@ -187,4 +222,6 @@ def measured(label: str, result: dict[str, Any]) -> str:
 
 
 def _interval(measure: dict[str, Any]) -> str:
+    if not measure["n"]:
+        return "nothing scored"
     return f"{measure['success']:.1%} ({measure['low']:.1%} – {measure['high']:.1%})"

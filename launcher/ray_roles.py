@@ -37,6 +37,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from configs.places import JUDGE_ENDPOINT_VARIABLE, JUDGE_KEY_VARIABLE
 from configs.roles import RoleSpec
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -47,6 +48,7 @@ from launcher.preflight import PreflightError, free_port, python_path
 ROLE_MAINS = {"buffer": "buffer.server:main", "actor": "actors.actor:main", "learner": "learner.learner:main"}
 SFT_MAINS = ROLE_MAINS | {"actor": "actors.demonstrations:main"}
 
+_PASSED_ON = (JUDGE_ENDPOINT_VARIABLE, JUDGE_KEY_VARIABLE)
 _OBJECT_STORE_BYTES = 100 * 2**20  # nothing large goes through Ray
 _SHORT_PATH = 40  # characters of a temp dir under which Ray's socket paths stay below the limit of 107
 _PLACEMENT_TIMEOUT_S = 60.0
@@ -230,6 +232,7 @@ def _environment(spec: RoleSpec) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **dict.fromkeys(threads, str(spec.threads)),
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
     }
 
 

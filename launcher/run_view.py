@@ -55,6 +55,10 @@ class RunView:
     ledger: dict[str, int] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)  # role name → state
     last_event: str = ""
+    evaluates: bool = False  # by eval.every_steps
+    evaluations: list[dict[str, float]] = field(default_factory=list)  # their reports, oldest first
+    held_out: dict[str, int] = field(default_factory=dict)  # the evaluations' own ledger
+    skipped: int = 0  # visits that the curriculum passed over
     _recent: deque[tuple[float, str, dict[str, float]]] = field(default_factory=deque)  # actors' reports
 
     @classmethod
@@ -66,12 +70,13 @@ class RunView:
             config.buffer.groups_per_batch,
             config.buffer.max_staleness,
             config.learner.count,
+            evaluates=config.eval.every_steps > 0,
         )
 
     def take(self, status: StatusReply, now: float) -> list[StepRow]:
         """Fold a status in at unix time `now`; the steps that it completed, in order."""
         self.now, self.step, self.version = now, status.step, status.version
-        self.ledger = dict(status.ledger)
+        self.ledger, self.held_out = dict(status.ledger), dict(status.held_out)
         self.states = {role.name: role.state for role in status.roles}
         self.actors = sum(map(is_working_actor, status.roles)) or self.actors
         new = []
@@ -79,8 +84,11 @@ class RunView:
             self.started = time if self.started is None else self.started
             if role == "actor":
                 self._recent.append((time, name, metrics))
+            elif role == "eval":
+                self.evaluations.append(metrics)
             elif names.STEP in metrics:
                 new.append(self._row(metrics))
+            self.skipped = int(metrics.get(names.BUFFER_SKIPPED, self.skipped))
         while self._recent and self._recent[0][0] < now - RECENT_S:
             self._recent.popleft()
         self.rows |= {row.step: row for row in new}

@@ -85,6 +85,11 @@ class Supervisor:
         self._event("stop", "run", "stopping: actors hand back their leases")
         self._buffer.drain([unit.name for unit in self._of_kind("actor")])
 
+    def fail(self, role: str, cause: str) -> None:
+        """End the run because of something that is not a unit."""
+        if self.outcome is None:
+            self._fail(role, Died(cause))
+
     def close(self) -> None:
         """Kill whatever still runs."""
         for unit in self._units:
@@ -354,16 +359,23 @@ def in_words(ledger: Mapping[str, int]) -> str:
 
 
 def _imbalance_of(status: StatusReply) -> str:
-    return f"the ledger does not balance: {'; '.join((in_words(status.ledger), *status.imbalance))}"
+    return f"the ledger does not balance: {'; '.join((_accounts(status), *status.imbalance))}"
+
+
+def _accounts(status: StatusReply) -> str:
+    """The training ledger, and that of evaluations where there were any."""
+    accounts = [in_words(status.ledger)]
+    if any(status.held_out.values()):
+        accounts.append(f"held-out prompts: {in_words(status.held_out)}")
+    return "; ".join(accounts)
 
 
 def _verdict(status: StatusReply | None, steps: int) -> Outcome:
     if status is None:
         return Outcome(End.FAILED, "the buffer does not answer, so the ledger is unknown", "buffer")
-    ledger = in_words(status.ledger)
     if not status.balanced:
         return Outcome(End.FAILED, _imbalance_of(status), "buffer")
     if not status.finished:
         text = f"the learner ended at step {status.step} of {steps}, before the run did"
         return Outcome(End.FAILED, text, "learner-0")
-    return Outcome(End.FINISHED, f"{status.step} steps trained; ledger: {ledger}")
+    return Outcome(End.FINISHED, f"{status.step} steps trained; ledger: {_accounts(status)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from contextlib import closing, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from configs.run_folder import RunFolder
 from launcher.buffer_link import BufferLink
 from launcher.display import Display
 from launcher.evaluation import Evaluation, evaluate
-from launcher.interfaces import End, Outcome
+from launcher.interfaces import End, Event, Outcome
 from launcher.interrupts import EXIT_STOPPED, Interrupts
+from launcher.judge_server import JudgeServer, judge_server
 from launcher.preflight import run_lock
 from launcher.prepare import Run, prepare_run
 from launcher.progress import before_after, measured
@@ -40,11 +41,11 @@ def train(loaded: LoadedConfig, folder: RunFolder, console: Console) -> int:
     with run_lock(folder):
         run = prepare_run(loaded, folder)
         _introduce(run, console)
-        with Interrupts() as interrupts:
+        with Interrupts() as interrupts, _judge(run, interrupts, console) as judge:
             before = _measure(run, "before", run.model_path, interrupts, console)
             if interrupts.requested:
                 return say_stopped(run, "stopped before the first step", console)
-            outcome = _supervise(run, interrupts, console)
+            outcome = _supervise(run, interrupts, console, judge)
             if outcome.end is End.FAILED:
                 return say_failed(run, outcome, console)
             if outcome.end is End.STOPPED:
@@ -94,6 +95,8 @@ def notes(run: Run) -> str:
             f"a step takes {groups} groups but there are {prompts} training prompts, so a step repeats"
             " some; lower buffer.groups_per_batch or give more rows"
         )
+    if run.config.eval.before_and_after and not run.mixture.held_out(1):
+        said.append("no held-out rows (task.held_out), so success is not measured before and after")
     return "; ".join(said)
 
 
@@ -102,7 +105,7 @@ def _measure(
 ) -> dict[str, Any] | None:
     """Held-out success of a model folder, if the config asks for it; measured once for a run folder."""
     out = run.folder.eval / f"{label}.json"
-    if not run.config.eval.before_and_after or interrupts.requested:
+    if not run.config.eval.before_and_after or interrupts.requested or not run.mixture.held_out(1):
         return None
     if label == "before" and out.exists():
         return json.loads(out.read_text(encoding="utf-8"))
@@ -121,7 +124,14 @@ def _measure(
     return result
 
 
-def _supervise(run: Run, interrupts: Interrupts, console: Console) -> Outcome:
+def _judge(run: Run, interrupts: Interrupts, console: Console) -> AbstractContextManager[JudgeServer | None]:
+    log = run.folder.logs / "judge.log"
+    return judge_server(run.config, run.mixture.parts, run.resources, log, console, interrupts)
+
+
+def _supervise(
+    run: Run, interrupts: Interrupts, console: Console, judge: JudgeServer | None = None
+) -> Outcome:
     """Start the roles and look after them until the run has ended. Libraries' output goes to a log."""
     from launcher.ray_roles import RayRoles, cluster
 
@@ -144,12 +154,16 @@ def _supervise(run: Run, interrupts: Interrupts, console: Console) -> Outcome:
         supervisor = Supervisor(
             run.specs(), roles, buffer, run.config, time.monotonic, display.event, display.status
         )
-        return _watch(supervisor, interrupts)
+        return _watch(supervisor, interrupts, judge, display)
 
 
-def _watch(supervisor: Supervisor, interrupts: Interrupts) -> Outcome:
+def _watch(
+    supervisor: Supervisor, interrupts: Interrupts, judge: JudgeServer | None, display: Display
+) -> Outcome:
     try:
         while supervisor.tick():
+            if judge is not None:
+                _look_at_judge(judge, supervisor, display)
             if interrupts.requested:
                 supervisor.stop()
             time.sleep(_TICK_S)
@@ -157,6 +171,13 @@ def _watch(supervisor: Supervisor, interrupts: Interrupts) -> Outcome:
         supervisor.close()
     assert supervisor.outcome is not None
     return supervisor.outcome
+
+
+def _look_at_judge(judge: JudgeServer, supervisor: Supervisor, display: Display) -> None:
+    while not judge.events.empty():
+        display.event(Event("restart", "judge", judge.events.get()))
+    if judge.failure:
+        supervisor.fail("judge", judge.failure)
 
 
 def say_failed(run: Run, outcome: Outcome, console: Console) -> int:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from configs.load import load_config
 from configs.schema import TaskConfig
+from configs.shares import Share, locate
 from tasks.loading import BadTask, load_task, without_prompts
 from tasks.types import Row, Task
 
@@ -40,14 +42,21 @@ class Mixture:
         return sum(part.share for part in self.parts)
 
     def pick(self, prompt_index: int, epoch: int) -> tuple[int, Row]:
-        """Number of the part, and the row: an epoch goes on in a part's rows where the one before ended."""
-        left = prompt_index
-        for number, part in enumerate(self.parts):
-            if left < part.share:
-                rows = part.task.train
-                return number, rows[(epoch * part.share + left) % len(rows)]
-            left -= part.share
-        raise IndexError(f"prompt {prompt_index} of {len(self)}")
+        """Number of the part, and the row."""
+        place = locate(self.shares, prompt_index, epoch)
+        return place.task, self.parts[place.task].task.train[place.row]
+
+    def held_out(self, prompts: int) -> list[tuple[int, Row]]:
+        """Of each part the first `prompts` held-out rows, each with the part's number."""
+        return [
+            (number, part.task.held_out[row])
+            for number, part in enumerate(self.parts)
+            for row in range(min(prompts, len(part.task.held_out)))
+        ]
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        return tuple(Share(part.share, len(part.task.train)) for part in self.parts)
 
 
 def load_mixture(

@@ -93,6 +93,23 @@ def test_a_killed_actor_is_replaced_and_the_run_goes_on(config, tmp_path):
     assert store.execute("pragma integrity_check").fetchone() == ("ok",)
 
 
+def test_evaluations_during_training_run_on_the_actors_and_are_no_part_of_the_batches(config, tmp_path):
+    done = launch(
+        *("--config", str(config), "--steps", "4", *options(tmp_path)),
+        *("--eval.every_steps", "1", "--eval.every_prompts", "2"),
+    )
+    run = tmp_path / "runs" / "t"
+    assert done.returncode == 0, done.stdout
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = [report["metrics"] for report in reports if report["role"] == "eval"]
+    assert [metrics["eval/step"] for metrics in found] == [1, 2, 3]
+    assert all(metrics["eval/prompts"] + metrics["eval/missing"] == 2 for metrics in found)
+    assert done.stdout.count("held out, step") == 3 and "held-out prompts: leased" in done.stdout
+    store = sqlite3.connect(run / "buffer.sqlite")
+    assert store.execute("SELECT count(*) FROM trajectories WHERE group_id LIKE 'eval%'").fetchone() == (0,)
+    assert store.execute("SELECT min(version_min - step) FROM held_out").fetchone()[0] >= 0
+
+
 def test_eval_measures_a_model_folder(config, tmp_path):
     out = tmp_path / "eval.json"
     done = launch("eval", "--config", str(config), "--model", str(tmp_path / "model"), "--out", str(out))

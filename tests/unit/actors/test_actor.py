@@ -272,3 +272,18 @@ def test_each_task_of_a_mixture_has_its_own_tools_syntax_and_rewards():
     assert {(t.prompt_index, t.task) for t in buffer.put} == {(0, "tag"), (1, "hermes")}
     counted = {name for beat in buffer.beats for name in beat.metrics if name.endswith("/success")}
     assert {"task/tag/success", "task/hermes/success"} <= counted
+
+
+def test_a_held_out_prompt_is_sampled_greedily_and_is_no_part_of_the_training_metrics():
+    train, held_out = leases(2, size=1)
+    buffer = FakeBuffer([train, replace(held_out, kind="eval", prompt_index=1)])
+    actor, engine = make_actor(buffer)
+    row = {"question": "6 times 14?", "answer": "84"}
+    actor._held_out = [(0, {}), (0, row)]
+    run(actor)
+    sampled = {request.split("/")[0]: sampling for _, sampling, request in engine.requests}
+    assert (sampled["g0"].temperature, sampled["g0"].logprobs) == (0.7, True)
+    assert (sampled["g1"].temperature, sampled["g1"].logprobs) == (0.0, False)
+    put = {t.group_id: t for t in buffer.put}
+    assert put["g1"].reward == 1.0 and put["g1"].metrics["success"] == 1.0
+    assert sum(beat.metrics.get(names.ACTOR_TRAJECTORIES, 0) for beat in buffer.beats) == 1

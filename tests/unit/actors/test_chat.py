@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -38,3 +40,35 @@ def test_what_ended_badly_is_said():
     screen = io.StringIO()
     asyncio.run(chat(task, roll_with([rollouts]), lambda: next(said), Console(file=screen), 0.0))
     assert "ended by max_tokens" in screen.getvalue()
+
+
+def test_a_message_without_an_answer_is_not_remembered():
+    """Some templates take no two questions in a row."""
+    task = make_task()
+    rollouts, engine, tokenizer = make_rollouts(
+        ["Hello<|im_end|>"], task=chat_task(task), max_trajectory_tokens=60
+    )
+    said = iter(["word " * 100, "Hi", None])
+    screen = io.StringIO()
+    asyncio.run(chat(task, roll_with([rollouts]), lambda: next(said), Console(file=screen, width=120), 0.0))
+    assert "ended by context_length: the conversation fills task.max_trajectory_tokens" in screen.getvalue()
+    assert "word" not in tokenizer.decode(engine.requests[0][0])
+
+
+def test_lines_come_one_by_one_and_waiting_for_one_ends_when_told():
+    """Two lines at once in an open pipe, then none: a Ctrl-C sets `stop` while the reader waits."""
+    code = """
+import threading
+from rich.console import Console
+from actors.chat import read_line
+stop = threading.Event()
+print([read_line(Console(quiet=True), stop) for _ in range(2)], flush=True)
+threading.Timer(0.1, stop.set).start()
+print(read_line(Console(quiet=True), stop))
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("one\ntwo\n")
+        process.stdin.flush()
+        assert process.stdout.read() == "['one\\n', 'two\\n']\nNone\n"

@@ -93,6 +93,27 @@ def test_r3_an_endpoint_that_refuses_is_an_error_of_the_episode_not_a_wrong_answ
     assert "BadRequestError" in finished.trajectory.error
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<html>proxy</html>"),
+        httpx.Response(200, json={**message("84"), "choices": []}),
+        httpx.Response(200, json={**message("84"), "choices": None}),
+    ],
+)
+def test_r3_an_answer_that_is_none_is_an_error_of_the_episode(answer):
+    finished, _ = roll(answer)
+    assert finished.trajectory.stop_reason == "error" and finished.trajectory.reward is None
+
+
+def test_a_conversation_that_outgrows_the_model_ends_as_in_training():
+    """Were it unscored, the longest conversations would be left out of the success."""
+    too_long = {"error": {"message": "This model's maximum context length is 2048 tokens", "code": 400}}
+    finished, _ = roll(httpx.Response(400, json=too_long))
+    assert finished.trajectory.stop_reason == "context_length"
+    assert finished.trajectory.error is None and finished.trajectory.reward == 0.0
+
+
 def test_an_endpoint_that_is_not_there_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setattr("actors.endpoint.RETRIES", 0)
 

@@ -1,15 +1,20 @@
 """The evaluator: the same loop as training, resumable, several samples a prompt."""
 
 import asyncio
+import io
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from actors.engine import EngineDied
 from actors.evaluation_tables import tables
-from actors.evaluator import draws, evaluate, roll_with
-from actors.samples import SampleFile, difference, summarise
-from configs.schema import RunConfig
+from actors.evaluator import _facts, draws, evaluate, refuse_other_prompts, roll_with
+from actors.samples import BadSamples, SampleFile, difference, summarise
+from configs.schema import RunConfig, TaskConfig
 from tasks import reward
+from tasks.mixture import Mixture, Part
 from tests.unit.actors.support import make_rollouts, make_task
 
 ROWS = [{"question": "12 times 7?", "answer": "84"}, {"question": "9 + 9?", "answer": "84"}]
@@ -60,6 +65,27 @@ def test_a_stopped_evaluation_goes_on_where_it_was(tmp_path):
     assert samples == whole and 0 < len(engine.requests) < 10
 
 
+def test_samples_of_other_data_are_not_gone_on_with(tmp_path):
+    rolled(tmp_path / "x.jsonl")
+    file = SampleFile(tmp_path / "x.jsonl", {"task": "sums"})
+    task, wanted = make_task(), list(draws(CONFIG, ROWS))
+    refuse_other_prompts([task], wanted, file)
+    with pytest.raises(BadSamples, match=r"held-out prompt 0 of .* was another"):
+        refuse_other_prompts([task], list(draws(CONFIG, ROWS[::-1])), file)
+    file.close()
+
+
+def test_other_rewards_are_another_evaluation(tmp_path):
+    def facts(**limits):
+        part = Part(make_task(), TaskConfig(**limits), Path())
+        return _facts(CONFIG, Mixture((part,)), "http://host/v1")
+
+    SampleFile(tmp_path / "x.jsonl", facts(rewards=["a:b"])).close()
+    SampleFile(tmp_path / "x.jsonl", facts(rewards=["a:b"], trajectory_timeout_s=9)).close()
+    with pytest.raises(BadSamples, match=r"its sums: task\.rewards was \['a:b'\], now it is \['a:c'\]"):
+        SampleFile(tmp_path / "x.jsonl", facts(rewards=["a:c"]))
+
+
 @reward
 def rank(group) -> list[float]:
     return [float(place) for place in range(len(group))]
@@ -81,3 +107,18 @@ def test_the_result_is_shown_with_intervals_components_and_the_difference(tmp_pa
     for decoding in ("greedy", "sampled"):
         result[decoding] = summarise(s for s in samples if s.decoding == decoding) | {"temperature": 0.7}
     assert [len(table.columns) for table in tables(result)] == [6, 3, 2, 4]
+
+
+def test_why_samples_are_unscored_is_shown_and_an_evaluation_without_scores_has_no_number(tmp_path):
+    samples, _ = rolled(tmp_path / "x.jsonl")
+    down = [replace(sample, error="endpoint: APIConnectionError: refused") for sample in samples]
+    result = {"task": "sums", "model": "m"}
+    for decoding in ("greedy", "sampled"):
+        part = summarise(s for s in down if s.decoding == decoding)
+        result[decoding] = part | {"temperature": 0.7}
+    screen = Console(file=io.StringIO(), width=120)
+    for table in tables(result):
+        screen.print(table)
+    shown = screen.file.getvalue()
+    assert "unscored: 8" in shown and "APIConnectionError" in shown
+    assert "nothing scored" in shown and "nan" not in shown

@@ -36,6 +36,15 @@ def test_a_file_gives_back_what_was_written_and_goes_on(tmp_path):
     assert read_samples(path) == [sample(0, turns=["é\u2028"]), sample(1)]
 
 
+def test_a_sample_drawn_again_replaces_the_first(tmp_path):
+    """As those of a group are, when a stopped evaluation lacked some of its members."""
+    file = SampleFile(tmp_path / "x.jsonl", FACTS)
+    for success in (False, True):
+        file.add(sample(0, success=success))
+    file.close()
+    assert [one.success for one in read_samples(tmp_path / "x.jsonl")] == [True]
+
+
 def test_a_file_of_another_evaluation_is_refused(tmp_path):
     SampleFile(tmp_path / "x.jsonl", FACTS).close()
     with pytest.raises(BadSamples, match="its model was 'a', now it is 'b'; give another --out"):
@@ -58,6 +67,7 @@ def test_success_is_a_mean_over_prompts_and_errors_are_not_failures():
     assert found["pass_at_k"][1]["mean"] == 0.75 and found["pass_at_k"][2]["mean"] == 1.0
     assert found["reward"]["mean"] == 0.75
     assert found["stop_reasons"] == {"answer": {"count": 5, "success": 0.75}}
+    assert found["errors"] == {"tool search: gone": 1}
 
 
 def test_seeds_and_components_are_told_apart():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from buffer.messages import (
 )
 from buffer.store import open_store
 from configs.schema import RunConfig
+from configs.shares import Share
 
 T0 = 1000.0  # of the tests' clock
 
@@ -39,6 +41,7 @@ def config(
     staleness: int = 1,
     every: int = 1,
     spare: int = 0,
+    evaluate_every: int = 0,
     **buffer: Any,
 ) -> RunConfig:
     return RunConfig.model_validate(
@@ -47,6 +50,7 @@ def config(
             "buffer": {"groups_per_batch": batch, "max_staleness": staleness, **buffer},
             "learner": {"steps": steps},
             "weightsync": {"every": every},
+            "eval": {"every_steps": evaluate_every},
         }
     )
 
@@ -93,8 +97,16 @@ def trajectory(
 class Buffer:
     """A broker over a real store with a clock of its own; every request is one committed transaction."""
 
-    def __init__(self, path: Path, run_config: RunConfig, num_prompts: int = 1000) -> None:
-        self.path, self.config, self.num_prompts = path, run_config, num_prompts
+    def __init__(
+        self,
+        path: Path,
+        run_config: RunConfig,
+        num_prompts: int = 1000,
+        shares: Sequence[Share] = (),
+        num_held_out: int = 0,
+    ) -> None:
+        self.path, self.config, self.num_prompts, self.shares = path, run_config, num_prompts, shares
+        self.num_held_out = num_held_out
         self.now = T0
         self._open()
 
@@ -103,7 +115,14 @@ class Buffer:
         # These crashes lose the process, not the machine: fsync would only slow the tests.
         self.store._connection.execute("PRAGMA synchronous = OFF")
         self.broker = Broker(
-            self.config, self.store, self.num_prompts, "run", self.now, wall=lambda: self.now
+            self.config,
+            self.store,
+            self.num_prompts,
+            "run",
+            self.now,
+            wall=lambda: self.now,
+            shares=self.shares,
+            num_held_out=self.num_held_out,
         )
 
     def crash(self, run_config: RunConfig | None = None) -> None:

@@ -41,6 +41,7 @@ class Protocol(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.leases: list[tuple[str, Lease]] = []  # every grant ever seen, with its actor
+        self.held_out: list[tuple[str, Lease]] = []  # the same of evaluations
         self.versions: dict[str, int] = {}  # weights that each actor has loaded
         self.acked: set[str] = set()  # trajectory ids whose put was acked as stored
         self.visited: set[tuple[int, int]] = set()  # (epoch, prompt)
@@ -54,11 +55,21 @@ class Protocol(RuleBasedStateMachine):
         batch=st.integers(1, 3),
         on_stale=st.sampled_from(["drop", "mask"]),
         keep=st.sampled_from(["checkpoint", "all"]),
+        max_rest=st.sampled_from([0, 4]),
+        evaluate_every=st.sampled_from([0, 2]),
     )
-    def start(self, staleness: int, batch: int, on_stale: str, keep: str) -> None:
-        self.settings = {"steps": STEPS, "on_stale": on_stale, "keep": keep}
+    def start(
+        self, staleness: int, batch: int, on_stale: str, keep: str, max_rest: int, evaluate_every: int
+    ) -> None:
+        self.settings = {
+            "steps": STEPS,
+            "on_stale": on_stale,
+            "keep": keep,
+            "curriculum_max_rest": max_rest,
+            "evaluate_every": evaluate_every,
+        }
         run_config = config(staleness=staleness, batch=batch, **self.settings)
-        self.buffer = Buffer(self.folder / "buffer.sqlite", run_config, NUM_PROMPTS)
+        self.buffer = Buffer(self.folder / "buffer.sqlite", run_config, NUM_PROMPTS, num_held_out=3)
 
     def teardown(self) -> None:
         event(f"steps trained: {min(self.step, 4)}{'+' if self.step > 3 else ''}")
@@ -71,6 +82,10 @@ class Protocol(RuleBasedStateMachine):
     @rule(actor=ACTORS, most=st.integers(1, 4))
     def lease(self, actor: str, most: int) -> None:
         for lease in self.buffer(LeaseRequest(actor, most, self.versions.get(actor, 0))).leases:
+            if lease.kind == "eval":
+                assert lease.version <= self.versions.get(actor, 0)
+                self.held_out.append((actor, lease))
+                continue
             self.leases.append((actor, lease))
             if lease.lease_id.endswith(".1"):
                 assert (lease.epoch, lease.prompt_index) not in self.visited
@@ -92,6 +107,15 @@ class Protocol(RuleBasedStateMachine):
         elif sent.trajectory_id in self.acked:
             assert ack.duplicate
 
+    @precondition(lambda self: self.held_out)
+    @rule(data=st.data())
+    def put_held_out(self, data: st.DataObject) -> None:
+        """A result of any evaluation of the past: in time, late, or again."""
+        actor, lease = data.draw(st.sampled_from(self.held_out[-8:]))
+        sent = member(lease, 0, version=self.versions.get(actor, 0), actor=actor)
+        assert isinstance(self.buffer(PutTrajectory(sent)), PutAck)
+        assert not self.buffer(PutTrajectory(sent)).stored
+
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def put_all(self, data: st.DataObject) -> None:
@@ -106,7 +130,8 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(actor=ACTORS, knows=st.booleans(), finished=st.booleans())
     def beat(self, actor: str, knows: bool, finished: bool) -> None:
-        names = tuple(lease.lease_id for owner, lease in self.leases if owner == actor) if knows else ()
+        leases = self.leases + self.held_out if knows else []
+        names = tuple(lease.lease_id for owner, lease in leases if owner == actor)
         state = "finished" if finished else "running"
         ack = self.buffer(Heartbeat("actor", actor, names, self.versions.get(actor, 0), state))
         self.versions[actor] = ack.version

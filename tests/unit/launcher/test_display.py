@@ -55,6 +55,24 @@ def test_without_a_terminal_each_step_is_one_line(folder):
     assert "\x1b" not in out.file.getvalue()
 
 
+def test_an_evaluation_is_one_line_an_event_and_a_report(folder):
+    out = console()
+    shown = display(folder, out)
+    found = {
+        **{names.EVAL_STEP: 10, names.EVAL_VERSION: 10, names.EVAL_VERSION_MAX: 11, names.EVAL_PROMPTS: 63},
+        **{names.EVAL_SUCCESS: 0.5, names.EVAL_LOW: 0.38, names.EVAL_HIGH: 0.62, names.EVAL_UNSCORED: 1},
+    }
+    with shown.shown():
+        shown.status(StatusReply("r", 11, 11, (), {}, True, ((1, "eval", "eval", 1000.0, found),)))
+    text = (
+        "held out, step 10, v10, sampled by up to v11: greedy success 50.0% (38.0% – 62.0%) of 63 prompts, "
+        "1 unscored"
+    )
+    assert out.file.getvalue().endswith(f"{text}\n")
+    assert json.loads(folder.events.read_text())["text"] == text
+    assert json.loads(folder.metrics.read_text())["metrics"][names.EVAL_SUCCESS] == 0.5
+
+
 def test_what_a_learner_should_not_do_is_said_when_it_begins(folder):
     out = console()
     shown = display(folder, out)

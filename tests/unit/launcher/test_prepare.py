@@ -157,3 +157,15 @@ def test_tools_say_what_they_found_before_a_run_and_one_that_lacks_something_sto
     (tmp_path / "corpus.jsonl").write_text("")
     with pytest.raises(PreflightError, match=r"tool 'search' cannot be used: search: the corpus .* is empty"):
         prepare_tools(read_tasks(load_config(config)))
+
+
+def test_evaluations_during_training_need_held_out_rows(data):
+    folder, _ = data
+    recipe = folder / "c.toml"
+    run = prepare_run(load_config(recipe, ["--eval.every_steps", "5"]), RunFolder(folder / "run"))
+    held_out = len(run.mixture.parts[0].task.held_out)
+    assert {spec.num_held_out for spec in run.specs()} == {held_out} and held_out > 0
+    assert run.specs()[0].shares == run.mixture.shares
+    loaded = load_config(recipe, ["--eval.every_steps", "5", "--task.held_out", "0"])
+    with pytest.raises(PreflightError, match="has no held-out rows"):
+        prepare_run(loaded, RunFolder(folder / "other"))

@@ -179,3 +179,23 @@ def test_r3_many_unscored_trajectories_are_said_loudly():
         )
         shown = (text(picture(run)), plain_line(run, run.rows[1]))
         assert ["50% UNSCORED, why: logs/actor-*.log" in where for where in shown] == [loud, loud]
+
+
+def test_a_run_that_evaluates_shows_the_latest_and_the_curve_of_all():
+    config = RunConfig.model_validate({"eval": {"every_steps": 5}})
+    shown = RunView.of(config, "x")
+    assert "0 prompts running" in text(picture(shown))
+    reports = tuple(
+        (n, "eval", "eval", 1.0, {names.EVAL_VERSION: 5 * n, names.EVAL_SUCCESS: 0.2 * n}) for n in (1, 2, 3)
+    )
+    shown.take(StatusReply("r", 15, 15, (), {}, True, reports), 1.0)
+    line = next(line for line in text(picture(shown)).splitlines() if "held out" in line)
+    assert "60%" in line and "▁▄█" in line and "v15" in line
+    assert "held out" not in text(picture(RunView.of(RunConfig(), "x")))
+
+
+def test_what_the_curriculum_passed_over_is_shown():
+    shown = RunView.of(RunConfig(), "x")
+    report = (1, "buffer", "buffer", 1.0, {names.BUFFER_SKIPPED: 12.0})
+    shown.take(StatusReply("r", 1, 1, (), {"ready": 1}, True, (report,)), 1.0)
+    assert "12 skipped by curriculum" in text(picture(shown))

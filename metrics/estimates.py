@@ -2,7 +2,7 @@
 
 The unit of resampling is the prompt: samples of one prompt are not independent of each other, prompts are.
 Intervals are 95 % percentile bootstraps (Efron 1979) with a fixed seed, so that the same samples always give
-the same interval. Called by `actors.samples`.
+the same interval. Used by `actors.samples` and the buffer.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from actors.estimates import mean_over_prompts, pass_at_k, wilson_interval
+from metrics.estimates import mean_over_prompts, pass_at_k, wilson_interval
 
 
 @pytest.mark.parametrize(
