@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -64,38 +65,36 @@ class Result:
         return self.balanced and not self.duplicates and not self.lost and self.weights_equal
 
 
-class Run:
-    """A run whose launcher is a process of ours."""
+class Launched:
+    """A run whose launcher is a process of ours: watched, started again, and read from outside."""
 
-    def __init__(
-        self,
-        folder: Path,
-        steps: int,
-        mains: dict[str, str],
-        model: Path,
-        actors: int = ACTORS,
-        lease_timeout_s: float = 5,
-    ) -> None:
-        self.folder, self.steps, self.mains = RunFolder(folder), steps, mains
-        for name in ("logs", "pids"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        self.folder.create_keys()
-        self.specs = specs(folder, steps, model, actors, lease_timeout_s)
+    def __init__(self, folder: RunFolder, steps: int, log: Path) -> None:
+        self.folder, self.steps, self._log = folder, steps, log
         self._launcher: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
+    def command(self) -> list[str]:
+        """What starts the launcher, or starts it again."""
+        raise NotImplementedError
+
+    def roles(self) -> dict[str, int]:
+        """Process ids by role, as they were last written down; some may have ended."""
+        raise NotImplementedError
+
+    def note_acked(self) -> None:
+        """Called before each kill, for a run whose actors write down no acks themselves."""
+
     def start(self) -> None:
-        endpoint = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"  # a resumed run has a new one too
-        chosen = [replace(spec, buffer_endpoint=endpoint) for spec in self.specs]
-        self.folder.endpoint.write_text(endpoint + "\n")
-        (self.folder.root / "specs.pickle").write_bytes(pickle.dumps((chosen, self.mains)))
-        log = (self.folder.logs / "launcher.log").open("ab")
-        command = [sys.executable, "-m", "benchmarks.chaos_roles", str(self.folder.root)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._launcher = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        log.close()
+        with self._log.open("ab") as log:
+            self._launcher = subprocess.Popen(
+                self.command(),
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.starts += 1
 
     def has_finished(self) -> bool:
@@ -109,14 +108,13 @@ class Run:
         return code == 0
 
     def pids(self) -> dict[str, int]:
-        """Processes that a kill may hit, by role: the launcher and its children, so never a stranger's."""
+        """Processes that a kill may hit, by role: the launcher and its descendants, so never a stranger's."""
         assert self._launcher is not None
         try:
-            children = {child.pid for child in psutil.Process(self._launcher.pid).children()}
+            ours = {child.pid for child in psutil.Process(self._launcher.pid).children(recursive=True)}
         except psutil.NoSuchProcess:
             return {}
-        noted = {path.name: int(path.read_text() or 0) for path in (self.folder.root / "pids").iterdir()}
-        return {"launcher": self._launcher.pid} | {name: p for name, p in noted.items() if p in children}
+        return {"launcher": self._launcher.pid} | {r: pid for r, pid in self.roles().items() if pid in ours}
 
     def step(self) -> int:
         """The last one committed."""
@@ -135,8 +133,31 @@ class Run:
             self._launcher.wait(CALL_S)
 
 
-def specs(folder: Path, steps: int, model: Path, actors: int, lease_timeout_s: float) -> list[RoleSpec]:
-    config = RunConfig.model_validate(
+class Run(Launched):
+    """The supervisor over plain processes of `benchmarks/chaos_roles.py`."""
+
+    def __init__(
+        self, folder: Path, config: RunConfig, mains: dict[str, str], model: Path, run_id: str = "chaos"
+    ) -> None:
+        super().__init__(RunFolder(folder), config.learner.steps, folder / "logs" / "launcher.log")
+        for name in ("logs", "pids"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self.folder.create_keys()
+        self.mains, self.specs = mains, specs(folder, config, model, run_id)
+
+    def command(self) -> list[str]:
+        endpoint = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"  # a resumed run has a new one too
+        chosen = [replace(spec, buffer_endpoint=endpoint) for spec in self.specs]
+        self.folder.endpoint.write_text(endpoint + "\n")
+        (self.folder.root / "specs.pickle").write_bytes(pickle.dumps((chosen, self.mains)))
+        return [sys.executable, "-m", "benchmarks.chaos_roles", str(self.folder.root)]
+
+    def roles(self) -> dict[str, int]:
+        return {path.name: int(path.read_text() or 0) for path in (self.folder.root / "pids").iterdir()}
+
+
+def chaos_config(steps: int, model: Path, actors: int = ACTORS, lease_timeout_s: float = 5) -> RunConfig:
+    return RunConfig.model_validate(
         {
             "model": {"path": str(model), "dtype": "float32"},
             "actors": {"count": actors, "group_size": 4, "max_restarts": 10**6},
@@ -150,6 +171,9 @@ def specs(folder: Path, steps: int, model: Path, actors: int, lease_timeout_s: f
             "learner": {"steps": steps, "checkpoint_every": 3, "max_restarts": 10**6, "lr": 1e-3},
         }
     )
+
+
+def specs(folder: Path, config: RunConfig, model: Path, run_id: str) -> list[RoleSpec]:
     common = RoleSpec(
         role="buffer",
         name="buffer",
@@ -157,7 +181,7 @@ def specs(folder: Path, steps: int, model: Path, actors: int, lease_timeout_s: f
         world=1,
         config=config,
         run_dir=folder,
-        run_id="chaos",
+        run_id=run_id,
         config_dir=folder,
         model_path=model,
         num_prompts=100_000,
@@ -165,14 +189,25 @@ def specs(folder: Path, steps: int, model: Path, actors: int, lease_timeout_s: f
         device="cpu",
         threads=1,
     )
-    actors = [replace(common, role="actor", name=f"actor-{rank}", rank=rank) for rank in range(actors)]
+    actors = [
+        replace(common, role="actor", name=f"actor-{rank}", rank=rank) for rank in range(config.actors.count)
+    ]
     return [common, *actors, replace(common, role="learner", name="learner-0")]
 
 
 def chaos(
-    run: Run, kills: int, rng: random.Random, killing_s: float, deadline_s: float, result: Result
+    run: Launched,
+    kills: int,
+    rng: random.Random,
+    killing_s: float,
+    deadline_s: float,
+    result: Result,
+    progress: Sequence[int] = (0, 0, 1, 2),
 ) -> None:
-    """Kill until `kills` processes have died or `killing_s` have passed, then let the run finish."""
+    """Kill until `kills` processes have died or `killing_s` have passed, then let the run finish.
+
+    `progress`: steps before the next kill, drawn from these. With 0 it comes while others start or reconnect.
+    """
     until, kill_until = time.monotonic() + deadline_s, time.monotonic() + killing_s
     run.start()
     wanted_step, next_kill = 1, 0.0
@@ -181,8 +216,7 @@ def chaos(
             raise TimeoutError(f"the run has not ended after {deadline_s:.0f} s; see {run.folder.logs}")
         if result.kills.total() < kills and next_kill <= time.monotonic() < kill_until:
             if run.step() >= wanted_step and kill_one(run, rng, result):
-                # Often at once again, while others start or reconnect; else after some steps of progress.
-                wanted_step = run.step() + rng.choice([0, 0, 1, 2])
+                wanted_step = run.step() + rng.choice(progress)
                 next_kill = time.monotonic() + rng.uniform(0, 0.5)
             elif run.step() + 2 < wanted_step:
                 wanted_step = run.step() + 1  # it was resumed from an earlier checkpoint
@@ -190,17 +224,19 @@ def chaos(
     result.resumes = run.starts - 1
 
 
-def kill_one(run: Run, rng: random.Random, result: Result) -> bool:
+def kill_one(run: Launched, rng: random.Random, result: Result) -> bool:
+    """Any process, but each role once before any role twice."""
     alive = sorted(run.pids().items())
     if not alive:
         return False
-    role, pid = rng.choice(alive)
+    run.note_acked()
+    role, pid = rng.choice([one for one in alive if not result.kills[one[0]]] or alive)
     os.kill(pid, signal.SIGKILL)
     result.kills[role] += 1
     return True
 
 
-def judge(run: Run, result: Result) -> None:
+def judge(run: Launched, result: Result) -> None:
     """Read the store as it was left."""
     with closing(sqlite3.connect(run.folder.store)) as store:
         trained = store.execute(
@@ -219,9 +255,8 @@ def judge(run: Run, result: Result) -> None:
     result.balanced = leased == sum(places.values()) and settled and result.steps == run.steps
 
 
-def replay(run: Run, folder: Path, model: Path, deadline_s: float) -> Run:
-    """The same batches, undisturbed: a copy of the store, no checkpoint, no actor that could add anything."""
-    again = Run(folder, run.steps, run.mains, model)
+def replay(run: Launched, again: Run, deadline_s: float) -> None:
+    """The same batches, undisturbed: a copy of the store, no checkpoint, no prompt left to lease."""
     with (
         closing(sqlite3.connect(run.folder.store)) as source,
         closing(sqlite3.connect(again.folder.store)) as copy,
@@ -233,10 +268,9 @@ def replay(run: Run, folder: Path, model: Path, deadline_s: float) -> Run:
         if time.monotonic() > until:
             raise TimeoutError(f"the replay has not ended after {deadline_s:.0f} s; see {again.folder.logs}")
         time.sleep(0.05)
-    return again
 
 
-def weights_of(run: Run) -> bytes:
+def weights_of(run: Launched) -> bytes:
     vector = run.folder.root / "weights.npy"
     return (vector if vector.exists() else run.folder.export / "model.safetensors").read_bytes()
 
@@ -251,18 +285,18 @@ def measure(
 
         mains["learner"] = "learner.learner:main"
         tiny_model(model)
-    run, result, started = Run(folder / "chaos", steps, mains, model), Result(), time.monotonic()
-    again = None
+    config = chaos_config(steps, model)
+    run, again = (Run(folder / name, config, mains, model) for name in ("chaos", "replay"))
+    result, started = Result(), time.monotonic()
     try:
         chaos(run, kills, random.Random(seed), killing_s, deadline_s, result)
         result.seconds = time.monotonic() - started
         judge(run, result)
-        again = replay(run, folder / "replay", model, deadline_s)
+        replay(run, again, deadline_s)
         result.weights_equal = weights_of(run) == weights_of(again)
     finally:
         run.kill_all()
-        if again is not None:
-            again.kill_all()
+        again.kill_all()
     return result
 
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.chaos import MAINS, Run
+from benchmarks.chaos import MAINS, Run, chaos_config
 from configs.load import dump_toml
 from configs.run_folder import RunFolder
 
@@ -72,8 +72,9 @@ def stand_in_run() -> Iterator[Path]:
     """A live run of one actor, ended with the block."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         mains = MAINS | {"actor": "benchmarks.chaos_roles:act_slowly"}
-        run = Run(Path(folder), FOREVER, mains, Path(folder), actors=1, lease_timeout_s=120)
-        run.folder.config.write_text(dump_toml(run.specs[0].config))
+        config = chaos_config(FOREVER, Path(folder), actors=1, lease_timeout_s=120)
+        run = Run(Path(folder), config, mains, Path(folder))
+        run.folder.config.write_text(dump_toml(config))
         run.folder.run_info.write_text('{"run_id": "chaos", "config_dir": "."}')
         run.start()
         try:

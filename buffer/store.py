@@ -353,9 +353,6 @@ class Store:
         )
         return [ReadyGroup(*row) for row in rows]
 
-    def late_puts(self) -> int:
-        return self._sql("SELECT coalesce(sum(late_puts), 0) FROM groups").fetchone()[0]
-
     # --- the ledger, from the rows ----------------------------------------------------------------
 
     def counts(self) -> Counter[str]:
