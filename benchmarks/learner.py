@@ -1,17 +1,18 @@
 """What the learner's layouts, LM head and step cost, beside a padded batch and the floor of plain rows.
 
-    python benchmarks/learner.py [--run runs/x] [--parts layouts,prefix,head,step,balance] [--repeat 2]
+    python benchmarks/learner.py [--run runs/x | --like search] [--parts layouts,prefix,head,step,loop]
 
-The trajectories are those of a run's buffer (its real lengths), or made up like the calculator's. Times are
+The trajectories are those of a run's buffer (its real lengths), or made up like a shipped task's. Times are
 CPU seconds of this process on one thread (other processes do not count), the best of `--repeat`; every ratio
-is of two figures of this run. Memory is the peak of the process above what it held before.
+is of two figures of this run. Memory is the peak of the process above what it held before. `loop` reads what
+the learner of a whole run recorded (`--run`), wall seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import sqlite3
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -26,94 +27,18 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from buffer.codec import decode_trajectory
-from buffer.messages import Batch, Trajectory
+from benchmarks.learner_batches import like, made_up, of_run, uneven
+from buffer.messages import Batch
 from configs.schema import LearnerConfig, RunConfig
 from learner import attention
 from learner.batch import BatchSettings, plan
 from learner.logprobs import logprobs_and_entropy
+from learner.memory import trim
 from learner.packaged_model import PACKAGED_NAME, prepare
 from learner.policy import Policy, load_policy
+from metrics import names
 
 CPU = torch.device("cpu")
-
-
-# --- trajectories ---------------------------------------------------------------------------------
-
-
-def trajectory(group: int, index: int, prompt: np.ndarray, rest: np.ndarray, mask: np.ndarray) -> Trajectory:
-    action_mask = np.concatenate([np.zeros(len(prompt)), mask]).astype(np.uint8)
-    return Trajectory(
-        trajectory_id=f"g{group}/{index}",
-        group_id=f"g{group}",
-        index=index,
-        lease_id="",
-        actor="",
-        task="benchmark",
-        prompt_index=group,
-        prompt_len=len(prompt),
-        token_ids=np.concatenate([prompt, rest]).astype(np.int32),
-        action_mask=action_mask,
-        logprobs=np.where(action_mask, -1.0, 0.0).astype(np.float32),
-        versions=np.where(action_mask, 0, -1).astype(np.int32),
-        turns=(),
-        stop_reason="answer",
-        reward=float(index % 2),
-    )
-
-
-def made_up(
-    groups: int, members: int, shared: int = 250, prompt: int = 300, rest: int | None = None
-) -> Batch:
-    """Prompts that begin alike, each with a call, its result and an answer; or `rest` sampled tokens."""
-    rng = np.random.default_rng(0)
-    root = rng.integers(100, 40_000, shared)
-    made = []
-    for group in range(groups):
-        question = np.concatenate([root, rng.integers(100, 40_000, prompt - shared)])
-        continuations = []
-        for index in range(members):
-            call, result, answer = rng.integers(8, 15), rng.integers(3, 6), rng.integers(4, 11)
-            mask = np.repeat([1, 0, 1], [call, result, answer]) if rest is None else np.ones(rest)
-            tokens = rng.integers(100, 40_000, len(mask))
-            continuations.append(trajectory(group, index, question, tokens, mask))
-        made.append(tuple(continuations))
-    return Batch(1, 0, tuple(made))
-
-
-def uneven(groups: int, members: int) -> Batch:
-    """Made up with prompts and answers of very different lengths."""
-    rng = np.random.default_rng(1)
-    made = []
-    for group in range(groups):
-        prompt = rng.integers(100, 40_000, rng.integers(50, 800))
-        lengths = np.clip(rng.lognormal(3.5, 1.0, members), 2, 1500).astype(int)
-        rests = [rng.integers(100, 40_000, length) for length in lengths]
-        made.append(
-            tuple(trajectory(group, i, prompt, rest, np.ones(len(rest))) for i, rest in enumerate(rests))
-        )
-    return Batch(1, 0, tuple(made))
-
-
-def of_run(run: Path, groups: int, members: int) -> Batch:
-    """The newest complete groups in a run's store."""
-    store = sqlite3.connect(f"file:{run / 'buffer.sqlite'}?mode=ro", uri=True)
-    query = (
-        "SELECT group_id FROM trajectories WHERE payload IS NOT NULL AND reward IS NOT NULL "
-        "GROUP BY group_id HAVING COUNT(*) >= ? ORDER BY MAX(number) DESC LIMIT ?"
-    )
-    ids = [row[0] for row in store.execute(query, (members, groups))]
-    if len(ids) < groups:
-        raise SystemExit(f"{run} holds {len(ids)} groups of {members}, not {groups}; lower --groups")
-    of_group = "SELECT payload FROM trajectories WHERE group_id = ? ORDER BY member LIMIT ?"
-    return Batch(
-        step=1,
-        version=0,
-        groups=tuple(
-            tuple(decode_trajectory(payload) for (payload,) in store.execute(of_group, (group_id, members)))
-            for group_id in ids
-        ),
-    )
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -131,6 +56,7 @@ def measured(work: Callable[[], Any], repeat: int) -> tuple[float, Any]:
 
 def peak_gib(work: Callable[[], Any]) -> float:
     """The most that `work` held above what was held before. Linux resets the peak on request."""
+    trim()  # else what was freed earlier would be used again unseen
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     work()
@@ -275,10 +201,11 @@ def head(console: Console, folder: Path, repeat: int, count: int) -> None:
 
 def step(console: Console, folder: Path, batch: Batch, repeat: int) -> None:
     """What a whole step takes beyond forward, backward and optimizer."""
+    from launcher.preflight import free_port
     from learner.deepspeed_engine import join_group
     from learner.trainer import Trainer
 
-    join_group(0, 1, "127.0.0.1:29555", "cpu", 60)
+    join_group(0, 1, f"127.0.0.1:{free_port('127.0.0.1')}", "cpu", 60)
     trainer = Trainer(RunConfig(), folder, rank=0, world=1, device="cpu")
     inside = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
 
@@ -306,6 +233,26 @@ def step(console: Console, folder: Path, batch: Batch, repeat: int) -> None:
     console.print(table)
 
 
+def loop(console: Console, run: Path) -> None:
+    """What the steps of a whole run took beyond `train_step`, by the learner's own clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["metrics"] for line in lines if names.STEP_S in line["metrics"]]
+    total, waited, trained, published = (
+        sum(step[name] for step in steps)
+        for name in (names.STEP_S, names.WAIT_S, names.TRAIN_S, names.PUBLISH_S)
+    )
+    table = Table(f"{len(steps)} steps of {run.name}", "wall s a step", "share of the step without waiting")
+    for what, seconds in (
+        ("waiting for a batch", waited),
+        ("training", trained),
+        ("copying the weights to publish", published),
+        ("commit, checkpoint's copy, trimming memory", total - waited - trained - published),
+    ):
+        share = "" if seconds == waited else f"{seconds / (total - waited):.1%}"
+        table.add_row(what, f"{seconds / len(steps):.2f}", share)
+    console.print(table)
+
+
 def balance(console: Console, folder: Path, batch: Batch) -> None:
     """How evenly the cost lies on the ranks: what the dearest has beyond the mean, the others' idle time."""
     policy = load(folder, attention.NAME)
@@ -330,6 +277,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default=PACKAGED_NAME, help="a Hugging Face folder or the packaged model")
     parser.add_argument("--run", type=Path, help="take the trajectories of this run's buffer")
+    parser.add_argument("--like", default="calculator", choices=("calculator", "search"))
     parser.add_argument("--groups", type=int, default=2)
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=2)
@@ -342,7 +290,7 @@ def main() -> None:
     batch = (
         of_run(options.run, options.groups, options.members)
         if options.run
-        else made_up(options.groups, options.members)
+        else like(options.like, options.groups, options.members)
     )
     for part in options.parts.split(","):
         if part == "layouts":
@@ -353,6 +301,10 @@ def main() -> None:
             head(console, folder, options.repeat, options.head_tokens)
         elif part == "step":
             step(console, folder, batch, options.repeat)
+        elif part == "loop":
+            if options.run is None:
+                raise SystemExit("--parts loop reads the steps of a run: name its folder by --run")
+            loop(console, options.run)
         elif part == "balance":
             balance(console, folder, uneven(64, options.members))
         else:

@@ -154,7 +154,7 @@ class LearnerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_what_has_no_meaning(self) -> LearnerConfig:
-        if self.policy_loss == "ppo" and 0 < self.clip_ratio_c <= 1 + self.clip_ratio_high:
+        if self.policy_loss in ("ppo", "gspo") and 0 < self.clip_ratio_c <= 1 + self.clip_ratio_high:
             raise ValueError(
                 f"learner.clip_ratio_c = {self.clip_ratio_c} must be above 1 + clip_ratio_high = "
                 f"{1 + self.clip_ratio_high:g}, or the dual clip would cut what the clip keeps; 3 is usual"
@@ -163,6 +163,12 @@ class LearnerConfig(BaseModel):
             raise ValueError(
                 f"learner.rollout_is_floor = {self.rollout_is_floor} leaves nothing below rollout_is_cap = "
                 f"{self.rollout_is_cap}; lower the floor below 1 and keep the cap above it"
+            )
+        if self.adv_estimator == "maxrl" and (self.use_kl_in_reward or self.overlong_buffer_tokens):
+            what = "use_kl_in_reward" if self.use_kl_in_reward else "overlong_buffer_tokens"
+            raise ValueError(
+                "adv_estimator 'maxrl' reads rewards as probabilities of success, and learner."
+                f"{what} makes them negative; turn it off or choose grpo"
             )
         if self.use_kl_in_reward and self.kl_coef == 0:
             raise ValueError(

@@ -26,7 +26,7 @@ Preset = Literal[
     "scalerl",
 ]
 
-_NO_CORRECTION = {"rollout_is": "none"}  # the papers before it was known to matter
+_AGAINST_SAMPLER = {"rollout_is": "none"}  # the loss's own ratio and bounds are against the sampling policy
 _SYMMETRIC = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -92,6 +92,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss_agg_mode": "seq-mean-token-mean",
     },
     "cispo": {
+        **_AGAINST_SAMPLER,
         "adv_estimator": "grpo",
         "policy_loss": "cispo",
         "clip_ratio_low": 0.99,
@@ -106,7 +107,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss_agg_mode": "seq-mean-token-mean",
     },
     "dppo": {
-        **_NO_CORRECTION,
+        **_AGAINST_SAMPLER,
         "adv_estimator": "dr_grpo",
         "policy_loss": "dppo",
         "clip_ratio_low": 0.15,
@@ -122,6 +123,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rollout_is_cap": 5.0,
     },
     "scalerl": {
+        **_AGAINST_SAMPLER,
         "adv_estimator": "dr_grpo",
         "adv_norm": "batch",
         "policy_loss": "cispo",

@@ -15,6 +15,10 @@ from configs.schema import RunConfig
 from configs.shares import Share
 
 
+class EndsRun(RuntimeError):
+    """An error of a role that starting it again cannot cure: the supervisor ends the run."""
+
+
 @dataclass(frozen=True)
 class RoleSpec:
     role: Literal["buffer", "actor", "learner"]

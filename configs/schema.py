@@ -245,10 +245,15 @@ class RunConfig(Section):
                 f"actors.top_p = {actors.top_p}: the learner's distribution has no nucleus, so behaviour "
                 "and learner logprobs would differ; set it to 1 and lower actors.temperature instead"
             )
-        if learner.minibatches > buffer.groups_per_batch:
+        if actors.engine.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":
             raise ValueError(
-                f"learner.minibatches = {learner.minibatches} exceeds buffer.groups_per_batch = "
-                f"{buffer.groups_per_batch}; lower the first"
+                f"actors.engine.logprobs_mode = {actors.engine['logprobs_mode']!r}: behaviour logprobs must "
+                "be those of the distribution that was sampled, temperature included; leave it out"
+            )
+        if buffer.groups_per_batch % learner.minibatches:
+            raise ValueError(
+                f"learner.minibatches = {learner.minibatches} does not divide buffer.groups_per_batch = "
+                f"{buffer.groups_per_batch}, so a step's updates would not weigh the same; choose a divisor"
             )
         if buffer.heartbeat_s * 3 > buffer.lease_timeout_s:
             raise ValueError(

@@ -79,6 +79,12 @@ def _dead_of_learner(learner: LearnerConfig) -> dict[str, str]:
     unless(learner.lora_rank > 0, "with learner.lora_rank = 0", "lora_alpha", "lora_targets", "lora_export")
     named = f"with learner.policy_loss = {json.dumps(learner.policy_loss)}"
     unless(learner.policy_loss == "sapo", named, "sapo_tau_pos", "sapo_tau_neg")
+    unless(
+        learner.updates_per_step > 1 or learner.rollout_is == "none" or learner.policy_loss == "sft",
+        "with one update a step and learner.rollout_is other than none: its ratio is 1, so every policy_loss "
+        "is the same policy gradient; raise learner.minibatches or learner.ppo_epochs",
+        *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "sapo_tau_pos", "sapo_tau_neg", "policy_loss"),
+    )
     unless(learner.policy_loss in ("ppo", "gspo"), named, "clip_ratio_c")
     unless(learner.policy_loss not in ("sapo", "sft"), named, "clip_ratio_low", "clip_ratio_high")
     unless(

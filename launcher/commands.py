@@ -71,13 +71,14 @@ def export_trajectories(
 def check(config: Path | None, overrides: Sequence[str]) -> int:
     """Everything that a run does before its first process, and what the model will be shown."""
     from actors.preview import render_preview
-    from launcher.preflight import check_sinks, prepare_model
+    from launcher.preflight import check_learner, check_sinks, prepare_model
     from launcher.prepare import plan, prepare_tools, read_tasks
 
     console = Console(file=sys.stdout)
     loaded = _load(config, overrides, ("config", "keys"))
     check_sinks(loaded.config)
     resources = plan(loaded.config)
+    check_learner(loaded.config, resources.device)
     mixture = read_tasks(loaded)
     found = prepare_tools(mixture)
     model_path = prepare_model(loaded.config.model.path)

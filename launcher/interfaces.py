@@ -27,6 +27,7 @@ class Died:
 
     cause: str
     time: float | None = None
+    final: bool = False  # starting the role again cannot help
 
 
 Poll = Running | Done | Died

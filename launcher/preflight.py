@@ -145,6 +145,21 @@ def check_sinks(config: RunConfig) -> None:
         raise PreflightError(problem)
 
 
+def check_learner(config: RunConfig, device: str) -> None:
+    """What only a GPU has. Raises PreflightError."""
+    learner = config.learner
+    if device == "cpu" and learner.offload != "none":
+        raise PreflightError(
+            f"learner.offload = {learner.offload!r} moves state from GPU to main memory, and this machine "
+            'has no GPU: all of it is in main memory already; set learner.offload = "none"'
+        )
+    if device == "cpu" and learner.attention == "flash_attention_2":
+        raise PreflightError(
+            "learner.attention = 'flash_attention_2' needs a GPU, and this machine has none; "
+            'set learner.attention = "auto"'
+        )
+
+
 def prepare_model(name_or_path: str) -> Path:
     """The model's folder, checked and, if it is the packaged one, made. Done in a process of its own
     because that needs torch; its progress line goes to the terminal."""

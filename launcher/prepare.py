@@ -22,6 +22,7 @@ from configs.schema import RunConfig
 from launcher.preflight import (
     PreflightError,
     Resources,
+    check_learner,
     check_sinks,
     choose_endpoint,
     find_gpus,
@@ -190,6 +191,7 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     config = loaded.config
     check_sinks(config)
     resources = plan(config)
+    check_learner(config, resources.device)
     endpoint = choose_endpoint(config)
     mixture = read_tasks(loaded)
     evaluated_prompts(config, mixture)

@@ -38,7 +38,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from configs.places import JUDGE_ENDPOINT_VARIABLE, JUDGE_KEY_VARIABLE
-from configs.roles import RoleSpec
+from configs.roles import EndsRun, RoleSpec
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from launcher.guard import start_guard
@@ -62,6 +62,7 @@ class Ended:
 
     error: str | None
     time: float  # unix seconds
+    final: bool = False  # the error says that it ends the run
 
 
 class RoleProcess:
@@ -78,7 +79,8 @@ class RoleProcess:
             getattr(importlib.import_module(module), function)(spec)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the supervisor decides what follows
             traceback.print_exc()
-            return Ended(f"{type(error).__name__}: {error}".rstrip(": "), time.time())
+            cause = f"{type(error).__name__}: {error}".rstrip(": ")
+            return Ended(cause, time.time(), final=isinstance(error, EndsRun))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -140,7 +142,7 @@ class RayRoles:
             return Died(_reason(error))
         except (RayError, GetTimeoutError) as error:
             return Died(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        return Done() if ended.error is None else Died(ended.error, ended.time)
+        return Done() if ended.error is None else Died(ended.error, ended.time, ended.final)
 
     def kill(self, handle: Handle) -> None:
         ray.kill(handle.actor, no_restart=True)

@@ -126,6 +126,9 @@ class Supervisor:
         if not unit.ready and unit.failed_start is not None:
             self._cannot_start(unit, *unit.failed_start)
             return
+        if died.final:
+            self._fail(role, died)
+            return
         unit.failed_start = None if unit.ready else (role, died)
         limit, key = self._limits[unit.kind]
         if self._restarts[unit.kind] >= limit:

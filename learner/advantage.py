@@ -50,7 +50,8 @@ class Sample:
         earned = -self.penalty.astype(np.float64)
         if len(earned):
             for turn, reward in enumerate(self.turn_rewards):
-                earned[np.searchsorted(self.turn_of, turn, side="right") - 1] += reward
+                last = np.searchsorted(self.turn_of, turn, side="right") - 1
+                earned[max(last, 0)] += reward  # a turn whose tokens expired: those before it, or the first
             earned[-1] += self.reward - self.turn_rewards.sum()
         return earned
 

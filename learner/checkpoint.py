@@ -151,20 +151,28 @@ def complete(taken: Snapshot, checkpoints: Path, keep: int, keep_best: int) -> P
     }
     (work / _STATE).write_text(json.dumps(state))
     _sync([path for path in work.rglob("*") if path.is_file()])
-    shutil.rmtree(target, ignore_errors=True)  # only there if a resumed run repeats the step
+    if target.exists():  # a resumed run repeats the step
+        _drop(target)
     work.rename(target)
     _sync_folder(checkpoints)
     found = complete_ones(checkpoints)
     best = sorted(found, key=lambda p: (score_of(p), step_of(p)))[len(found) - keep_best :]
     for old in set(found) - set(found[-keep:]) - set(best):
-        shutil.rmtree(old)
+        _drop(old)
     return target
 
 
+def _drop(checkpoint: Path) -> None:
+    """Remove it; a kill on the way leaves nothing that looks complete."""
+    dropped = checkpoint.with_name(f".{checkpoint.name}.dropped")
+    checkpoint.rename(dropped)
+    shutil.rmtree(dropped)
+
+
 def clear_leftovers(checkpoints: Path) -> None:
-    """Remove what a killed process left half written."""
-    for work in checkpoints.glob(".step-*.partial"):
-        shutil.rmtree(work, ignore_errors=True)
+    """Remove what a killed process left half written or half removed."""
+    for left in checkpoints.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _work_folder(taken: Snapshot, checkpoints: Path) -> Path:

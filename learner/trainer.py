@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from buffer.messages import Batch
+from configs.roles import EndsRun
 from configs.schema import LearnerConfig, RunConfig
 from learner import lora
 from learner.batch import BatchSettings, MicroBatch, Plan, plan
@@ -33,7 +34,7 @@ _MAX_SKIPS_IN_A_ROW = 3
 _GATHER_BYTES = 256 * 2**20  # of weights gathered at once under ZeRO-3
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(EndsRun):
     """Several updates in a row had NaN or Inf in loss or gradients."""
 
 
@@ -94,7 +95,7 @@ class Trainer:
             betas=learner.betas,
             weight_decay=learner.weight_decay,
             max_grad_norm=learner.max_grad_norm,
-            offload=learner.offload if device == "cuda" else "none",
+            offload=learner.offload,
         )
         self.reference: Policy | None = None
         if learner.kl_coef > 0:

@@ -4,11 +4,27 @@ import pytest
 
 from configs.load import ConfigError, load_config
 
+TWO_UPDATES = ["--learner.minibatches", "2"]
+
 
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
         (["--learner.clip_ratio_c", "1.1"], "dual clip would cut what the clip keeps"),
+        (["--learner.policy_loss", "gspo", "--learner.clip_ratio_c", "1.1"], "dual clip would cut"),
+        (
+            ["--learner.adv_estimator", "maxrl", "--learner.overlong_buffer_tokens", "9"],
+            "makes them negative",
+        ),
+        (
+            ["--learner.adv_estimator", "maxrl", "--learner.use_kl_in_reward", "--learner.kl_coef", "0.1"],
+            "makes them negative",
+        ),
+        (["--learner.lora_rank", "4", "--learner.zero_stage", "3"], "cannot publish"),
+        (["--learner.lora_rank", "4", "--learner.adv_estimator", "gae"], "the critic trains the body"),
+        (["--learner.offload", "optimizer"], "zero_stage of at least 1"),
+        (["--learner.offload", "all", "--learner.zero_stage", "2"], "zero_stage of at least 3"),
+        (["--learner.attention", "flash_attention_2"], "no shared-prefix mask"),
         (["--learner.rollout_is", "token-mask", "--learner.rollout_is_floor", "3"], "leaves nothing below"),
         (["--learner.use_kl_in_reward"], "needs learner.kl_coef above 0"),
         (
@@ -27,7 +43,9 @@ from configs.load import ConfigError, load_config
         (["--learner.overlong_buffer_tokens", "500"], "every one would be punished"),
         (["--actors.group_size", "1"], "leaves nothing to compare"),
         (["--actors.top_p", "0.9"], "no nucleus"),
-        (["--learner.minibatches", "5"], "exceeds buffer.groups_per_batch"),
+        (["--actors.engine", '{"logprobs_mode": "raw_logprobs"}'], "the distribution that was sampled"),
+        (["--learner.minibatches", "5"], "does not divide buffer.groups_per_batch"),
+        (["--learner.minibatches", "3"], "does not divide buffer.groups_per_batch"),
         (["--learner.clip_ratio_low", "1.5"], "must be"),
     ],
 )
@@ -49,8 +67,13 @@ def test_a_group_of_one_is_enough_for_a_critic():
         (["--learner.turn_discount", "0.9"], "turn_discount"),
         (["--learner.overlong_penalty", "0.5"], "overlong_penalty"),
         (["--learner.sapo_tau_pos", "2"], "sapo_tau_pos"),
-        (["--learner.policy_loss", "sapo", "--learner.clip_ratio_high", "0.5"], "clip_ratio_high"),
-        (["--learner.policy_loss", "cispo", "--learner.clip_ratio_c", "3"], "clip_ratio_c"),
+        (["--learner.clip_ratio_high", "0.5"], "clip_ratio_high"),
+        (["--learner.policy_loss", "dppo"], "policy_loss"),
+        (
+            [*TWO_UPDATES, "--learner.policy_loss", "sapo", "--learner.clip_ratio_high", "0.5"],
+            "clip_ratio_high",
+        ),
+        ([*TWO_UPDATES, "--learner.policy_loss", "cispo", "--learner.clip_ratio_c", "3"], "clip_ratio_c"),
     ],
 )
 def test_a_setting_without_effect_is_warned_about(overrides, key):

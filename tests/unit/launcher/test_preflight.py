@@ -11,6 +11,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from launcher.preflight import (
     PreflightError,
+    check_learner,
     check_sinks,
     choose_endpoint,
     find_gpus,
@@ -60,6 +61,19 @@ def test_more_gpus_asked_than_there_are_is_refused_with_the_numbers():
         plan_resources(config(actors={"count": 5}, learner={"count": 4}), 64, 8)
     shared = config(launch={"gpus_per_actor": 0.5, "gpus_per_learner": 0.5})
     assert plan_resources(shared, 16, 1).gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("learner", "key"),
+    [
+        ({"offload": "optimizer", "zero_stage": 1}, "learner.offload"),
+        ({"attention": "flash_attention_2", "shared_prefix": False}, "learner.attention"),
+    ],
+)
+def test_what_only_a_gpu_has_is_refused_without_one(learner, key):
+    with pytest.raises(PreflightError, match=f"{key} = .* this machine has no"):
+        check_learner(config(learner=learner), "cpu")
+    check_learner(config(learner=learner), "cuda")
 
 
 def test_the_gpus_that_may_be_used_are_counted(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from configs.roles import RoleSpec
 from configs.schema import RunConfig
-from launcher.interfaces import Died, Done, End
+from launcher.interfaces import Died, Done, End, Outcome
 from launcher.supervisor import FINISH_GRACE_S, MAX_BUFFER_RESTARTS, STOP_GRACE_S, Supervisor
 from tests.fakes import FakeClock, FakeRoles, FakeStatusBuffer
 
@@ -188,6 +188,16 @@ def test_the_learner_and_the_buffer_have_budgets_too():
         for _ in range(40):
             run.go()
     assert run.outcome.end is End.FAILED and run.outcome.role == "buffer"
+
+
+def test_an_error_that_no_restart_cures_ends_the_run():
+    run = Run().until_ready()
+    run.roles.end("learner-1", Died("TrainingDiverged: 3 updates in a row", 1.0, final=True))
+    assert run.go() is False
+    assert run.supervisor.outcome == Outcome(
+        End.FAILED, "learner-1: TrainingDiverged: 3 updates in a row", "learner-1"
+    )
+    assert run.roles.starts("learner-0") == 1
 
 
 def test_a_role_that_fails_twice_before_it_is_ready_ends_the_run_with_the_first_cause():

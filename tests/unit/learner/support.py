@@ -84,6 +84,15 @@ def random_batch(
     return Batch(step=step, version=0, groups=tuple(made))
 
 
+def poisoned(batch: Batch, value: float = float("nan")) -> Batch:
+    """The first group's first action token carries a logprob that is no number."""
+    first = batch.groups[0][0]
+    logprobs = first.logprobs.copy()
+    logprobs[np.flatnonzero(first.action_mask)[0]] = value
+    changed = (dataclasses.replace(first, logprobs=logprobs), *batch.groups[0][1:])
+    return dataclasses.replace(batch, groups=(changed, *batch.groups[1:]))
+
+
 def learner_config(**changes: object) -> LearnerConfig:
     return LearnerConfig.model_validate({"tokens_per_microbatch": 4096} | changes)
 

@@ -161,6 +161,14 @@ def test_a_turns_reward_is_earned_by_its_last_token():
     assert one.earned().sum() == one.score
 
 
+def test_what_a_turn_without_tokens_earned_stays_with_those_before_it():
+    """Its tokens expired (`on_stale = "mask"`): no later turn may be credited with it."""
+    first = sample(2.0, 2, turn_of=[1, 1], turn_rewards=[0.5, 0.25])
+    np.testing.assert_allclose(first.earned(), [0.5, 1.5])
+    middle = sample(2.0, 2, turn_of=[0, 2], turn_rewards=[0.0, 0.5, 0.0])
+    np.testing.assert_allclose(middle.earned(), [0.5, 1.5])
+
+
 def test_tokens_know_their_turn():
     t = trajectory(0, 0, [1, 2], [3, 4, 9, 9, 5], [1, 1, 0, 0, 1])
     t = turns(t, [(2, 4, 6), (6, 7, 7)])

@@ -14,7 +14,7 @@ from learner.checkpointer import Checkpointer, CheckpointFailed
 from learner.statistics import StepStatistics
 from learner.trainer import Trainer, TrainingDiverged, learning_rate
 from metrics import names
-from tests.unit.learner.support import random_batch, run_config
+from tests.unit.learner.support import poisoned, random_batch, run_config
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -57,15 +57,6 @@ def with_behaviour_of(trainer, batch):
             sequence += 1
         groups.append(tuple(members))
     return dataclasses.replace(batch, groups=tuple(groups))
-
-
-def poisoned(batch, value=float("nan")):
-    """The first group's first action token carries a logprob that is no number."""
-    first = batch.groups[0][0]
-    logprobs = first.logprobs.copy()
-    logprobs[np.flatnonzero(first.action_mask)[0]] = value
-    changed = (dataclasses.replace(first, logprobs=logprobs), *batch.groups[0][1:])
-    return dataclasses.replace(batch, groups=(changed, *batch.groups[1:]))
 
 
 # --- the step ---------------------------------------------------------------------------------
@@ -135,8 +126,8 @@ def test_the_micro_batch_split_does_not_change_the_step(model_folder):
 
 
 def test_later_minibatches_are_measured_against_the_policy_at_the_steps_start(model_folder):
-    trainer = make(model_folder, minibatches=3, lr=5e-3, warmup_steps=0)
-    metrics = trainer.train_step(with_behaviour_of(trainer, random_batch(groups=3)))
+    trainer = make(model_folder, minibatches=4, lr=5e-3, warmup_steps=0)
+    metrics = trainer.train_step(with_behaviour_of(trainer, random_batch(groups=4)))
     assert metrics[names.LOGPROB_GAP_MAX] < 1e-5  # the engine's mismatch, before any update
     assert abs(metrics[names.RATIO_MEAN] - 1) > 1e-3  # but the policy has moved since
 
@@ -478,6 +469,28 @@ def test_a_kill_before_the_rename_leaves_the_last_good_checkpoint(
     assert checkpoint.latest(tmp_path) == good
     assert checkpoint.restore(make(model_folder), good).step == 1
     save(trainer, Progress(2, 2), tmp_path, keep=1)  # what was left behind is no obstacle
+    assert [p.name for p in tmp_path.iterdir()] == ["step-2"]
+
+
+def test_a_kill_while_an_old_checkpoint_is_removed_leaves_nothing_that_looks_complete(
+    model_folder, tmp_path, monkeypatch
+):
+    trainer = make(model_folder)
+    save(trainer, Progress(1, 1), tmp_path, keep=1)
+    rmtree = checkpoint.shutil.rmtree
+
+    def die(folder, **more):
+        (folder / "config.json").unlink()  # some of its files are gone
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", die)
+    taken = checkpoint.snapshot(trainer, Progress(2, 2), 0.0)
+    checkpoint.write(taken, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.complete(taken, tmp_path, 1, 0)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
+    assert checkpoint.complete_ones(tmp_path) == [tmp_path / "step-2"]
+    Checkpointer(trainer, tmp_path, 1, 0).close()
     assert [p.name for p in tmp_path.iterdir()] == ["step-2"]
 
 
