@@ -269,10 +269,12 @@ class Local:
         self._store.commit()
         return replies
 
-    def fill(self, model: Trajectory, groups: int) -> None:
+    def fill(self, model: Trajectory, groups: int, version: int = 0) -> None:
         """Lease and complete so many groups; they share one payload, so that only the buffer works."""
+        versions = np.where(model.action_mask, version, -1).astype("<i4")
+        model = replace(model, versions=versions)
         payload = encode_trajectory(model)
-        (grant,) = self(LeaseRequest("bench", groups, 0))
+        (grant,) = self(LeaseRequest("bench", groups, version))
         assert len(grant.leases) == groups, grant.reason
         self(*(ReceivedPut(one, payload) for one in members(model, grant.leases)))
 
@@ -313,7 +315,7 @@ def measure_memory(total: int, console: Console) -> None:
         with closing(open_store(RunFolder(spec.run_dir).store, spec.run_id)) as store:
             local = Local(spec, store)
             for step in range(1, steps + 1):
-                local.fill(model, GROUPS_PER_BATCH)
+                local.fill(model, GROUPS_PER_BATCH, version=step - 1)
                 local(GetBatch(step, 0.0))
                 local(CommitStep(step, step))
                 if step % STEPS_PER_CHECKPOINT == 0:
