@@ -1,8 +1,9 @@
 """Success on held-out prompts: an actor that does not put, so evaluation cannot drift from training.
 
 Two passes: greedy, one sample a prompt, and at the policy's temperature, `eval.samples` a prompt for each of
-`eval.seeds`. Every sample is written as it ends, so a stopped evaluation goes on where it was. Run by
-`launch.py eval` and, before and after a training run, by the launcher:
+`eval.seeds`. Every sample is written as it ends, so a stopped evaluation goes on where it was, and what an
+outage left unscored is tried again. Run by `launch.py eval` and, before and after a training run, by the
+launcher:
 
     python -m actors.evaluator --config c.toml --model folder --out result.json
 
@@ -82,7 +83,8 @@ def all_draws(config: RunConfig, mixture: Mixture) -> list[Draw]:
 async def evaluate(
     tasks: Sequence[Task], wanted: Sequence[Draw], roll: Roll, file: SampleFile, concurrency: int
 ) -> list[Sample]:
-    """Roll out what `file` lacks, at most `concurrency` episodes at once; the samples of all `wanted`."""
+    """Roll out what `file` lacks or has without a score, at most `concurrency` episodes at once; the samples
+    of all `wanted`."""
     gate = asyncio.Semaphore(concurrency)
     grouped = [any(reward.sees_group for reward in task.rewards) for task in tasks]
 
@@ -94,7 +96,7 @@ async def evaluate(
         return finished
 
     async def one(draw: Draw) -> None:
-        missing = [n for n in range(draw.members) if _key(draw, n) not in file.done]
+        missing = [n for n in range(draw.members) if not file.has(_key(draw, n))]
         if grouped[draw.part] and missing:
             missing = list(range(draw.members))
         finished = await asyncio.gather(*(member(draw, number) for number in missing))
@@ -159,7 +161,7 @@ async def run(config: RunConfig, config_dir: Path, options: argparse.Namespace) 
     file = SampleFile(out.with_suffix(".jsonl"), _facts(config, mixture, options.model))
     try:
         refuse_other_prompts(tasks, wanted, file)
-        if any(_key(draw, number) not in file.done for draw in wanted for number in range(draw.members)):
+        if not all(file.has(_key(draw, number)) for draw in wanted for number in range(draw.members)):
             async with rolling(config, mixture, options) as roll:
                 samples = await evaluate(tasks, wanted, roll, file, config.eval.concurrency)
         else:

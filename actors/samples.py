@@ -1,7 +1,8 @@
 """An evaluation's samples: one JSON line each, and what they add up to.
 
-Invariant: a sample is written once and never changed, so an evaluation that was stopped goes on where it was;
-a file belongs to one evaluation, whose facts are its first line. Errors are not failures: a sample that could
+Invariant: a sample that has a score is written once and never changed, so an evaluation that was stopped goes
+on where it was; one drawn again, because it had no score, is a later line that replaces the earlier. A file
+belongs to one evaluation, whose facts are its first line. Errors are not failures: a sample that could
 not be scored counts in `unscored` and nowhere else. Called by `actors.evaluator`.
 """
 
@@ -69,6 +70,10 @@ class SampleFile:
         self._file.truncate(whole)  # a line that a killed evaluation left half written
         if not whole:
             self._file.write(json.dumps({"evaluation": facts}) + "\n")
+
+    def has(self, key: tuple[str, str, int, int, int]) -> bool:
+        """Whether that sample is there and has a score."""
+        return key in self.done and self.done[key].error is None
 
     def add(self, sample: Sample) -> None:
         self.done[sample.key] = sample

@@ -160,7 +160,7 @@ def evaluate(
     log = out.with_suffix(".judge.log")
     with (
         Interrupts() as interrupts,
-        judge_server(loaded.config, mixture.parts, resources, log, console, interrupts),
+        judge_server(loaded.config, resources, log, console, interrupts),
         console.status(f"measuring {model} on held-out prompts"),
     ):
         what = Evaluation(loaded.source, model, out.with_suffix(".json"), label, overrides, against)
@@ -229,8 +229,7 @@ def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Se
     from tasks.readers import BadData, read_rows
 
     loaded = _load(config, overrides, ("config", "data", "reward"))
-    parts = read_tasks(loaded).parts
-    task = parts[0].task
+    task = read_tasks(loaded).parts[0].task
     by_name = {r.name: r for r in task.rewards if not r.sees_group}
     name = reward or next((r.name for r in task.rewards if r.fn.__module__ == "tasks.judge"), None)
     if name not in by_name:
@@ -241,7 +240,7 @@ def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Se
         rows = read_rows(str(data), Path())
         log = Path(loaded.config.launch.runs_dir) / "judge.log"
         with (
-            judge_server(loaded.config, parts, plan(loaded.config), log, console),
+            judge_server(loaded.config, plan(loaded.config), log, console),
             console.status(f"asking {name}"),
         ):
             result = ask(task, by_name[name], rows)

@@ -29,8 +29,6 @@ from configs.schema import RunConfig
 from launcher.guard import kill_group, start_guard, stop_guard
 from launcher.interrupts import Interrupts
 from launcher.preflight import PreflightError, Resources, free_port, prepare_model, python_path, visible_gpus
-from tasks.judge import asks_served_judge
-from tasks.mixture import Part
 
 MAX_RESTARTS = 5
 _LOOK_EVERY_S = 0.2
@@ -113,7 +111,6 @@ class JudgeServer:
 @contextmanager
 def judge_server(
     config: RunConfig,
-    parts: Sequence[Part],
     resources: Resources,
     log: Path,
     console: Console,
@@ -121,10 +118,6 @@ def judge_server(
 ) -> Iterator[JudgeServer | None]:
     """A server that answers while the block runs, if the config asks for one. Raises PreflightError."""
     if not config.judge.serve:
-        yield None
-        return
-    if not any(asks_served_judge(reward) for part in parts for reward in part.task.rewards):
-        print('warning: judge.serve has no effect: no reward has endpoint = "served"', file=sys.stderr)
         yield None
         return
     model = prepare_model(config.judge.serve)

@@ -126,7 +126,7 @@ def _measure(
 
 def _judge(run: Run, interrupts: Interrupts, console: Console) -> AbstractContextManager[JudgeServer | None]:
     log = run.folder.logs / "judge.log"
-    return judge_server(run.config, run.mixture.parts, run.resources, log, console, interrupts)
+    return judge_server(run.config, run.resources, log, console, interrupts)
 
 
 def _supervise(

@@ -11,9 +11,9 @@ from rich.console import Console
 from actors.engine import EngineDied
 from actors.evaluation_tables import tables
 from actors.evaluator import _facts, draws, evaluate, refuse_other_prompts, roll_with
-from actors.samples import BadSamples, SampleFile, difference, summarise
+from actors.samples import BadSamples, SampleFile, difference, read_samples, summarise
 from configs.schema import RunConfig, TaskConfig
-from tasks import reward
+from tasks import Reward, reward
 from tasks.mixture import Mixture, Part
 from tests.unit.actors.support import make_rollouts, make_task
 
@@ -63,6 +63,17 @@ def test_a_stopped_evaluation_goes_on_where_it_was(tmp_path):
         rolled(tmp_path / "x.jsonl", engine_of=breaks)
     samples, engine = rolled(tmp_path / "x.jsonl")
     assert samples == whole and 0 < len(engine.requests) < 10
+
+
+def test_r3_what_an_outage_left_unscored_is_tried_again(tmp_path):
+    def judge() -> float:
+        raise ConnectionError("judge is down")
+
+    broken, _ = rolled(tmp_path / "x.jsonl", rewards=[Reward("judge", judge)])
+    assert all(sample.error for sample in broken)
+    samples, engine = rolled(tmp_path / "x.jsonl", rewards=[Reward("judge", lambda: 1.0)])
+    assert len(engine.requests) == 10 and not any(sample.error for sample in samples)
+    assert len(read_samples(tmp_path / "x.jsonl")) == 10
 
 
 def test_samples_of_other_data_are_not_gone_on_with(tmp_path):

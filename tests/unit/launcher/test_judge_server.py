@@ -77,16 +77,13 @@ def test_a_server_that_cannot_start_is_refused_with_its_last_words(start):
 
 
 def test_nothing_is_left_after_the_block_and_rewards_know_the_address_inside(tmp_path, monkeypatch):
-    (tmp_path / "q.jsonl").write_text('{"question": "?", "answer": "1"}\n')
-    (tmp_path / "c.toml").write_text(RECIPE)
-    loaded = load_config(tmp_path / "c.toml")
+    config = RunConfig.model_validate({"judge": {"serve": "a-judge"}})
     monkeypatch.setattr(module, "prepare_model", lambda name: tmp_path / name)
     monkeypatch.setattr(
         module, "_command", lambda config, model, *rest: [sys.executable, "-c", SERVER, str(rest[-1])]
     )
-    console, resources = Console(file=io.StringIO()), plan_resources(loaded.config, 2, 0)
-    parts = read_tasks(loaded).parts
-    with judge_server(loaded.config, parts, resources, tmp_path / "judge.log", console) as server:
+    console, resources = Console(file=io.StringIO()), plan_resources(config, 2, 0)
+    with judge_server(config, resources, tmp_path / "judge.log", console) as server:
         assert server is not None
         assert os.environ[JUDGE_ENDPOINT_VARIABLE] == f"{server.url}/v1"
         process = psutil.Process(pid_of(server))
@@ -111,14 +108,6 @@ def test_a_served_judge_without_a_model_to_serve_is_refused(tmp_path):
     (tmp_path / "c.toml").write_text(RECIPE + '[launch]\nray_address = "host:6379"\n')
     with pytest.raises(PreflightError, match="start the judge's server yourself"):
         read_tasks(load_config(tmp_path / "c.toml"))
-
-
-def test_a_server_that_no_reward_asks_is_not_started(tmp_path, capsys):
-    config = RunConfig.model_validate({"judge": {"serve": "x"}})
-    resources = plan_resources(config, 2, 0)
-    with judge_server(config, (), resources, tmp_path / "log", Console(file=io.StringIO())) as server:
-        assert server is None
-    assert "judge.serve has no effect" in capsys.readouterr().err
 
 
 def test_the_judge_gets_the_last_gpus_and_the_roles_the_others(monkeypatch):
