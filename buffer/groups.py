@@ -95,7 +95,7 @@ class PromptOrder:
 
     `visited(epoch)` are the prompts that the epoch has had already: nothing but the store has to survive a
     crash, and a run resumed with another seed or more data still visits each prompt once.
-    `passes_over(epoch, prompt)` says of the next prompt that it is left out of this epoch.
+    `begin(epoch)` is called before it: what it leaves out counts as visited.
     """
 
     def __init__(
@@ -104,24 +104,22 @@ class PromptOrder:
         seed: int,
         epoch: int,
         visited: Callable[[int], Set[int]],
-        passes_over: Callable[[int, int], bool] = lambda epoch, prompt: False,
+        begin: Callable[[int], None] = lambda epoch: None,
     ) -> None:
         if num_prompts < 1:
             raise ValueError("the task has no training prompts; give its data at least one row")
         self._num_prompts, self._seed, self._visited = num_prompts, seed, visited
-        self._passes_over = passes_over
+        self._begin = begin
         self._epoch = epoch
         self._left = self._shuffle(epoch)
 
     def next(self) -> tuple[int, int]:
         """(epoch, prompt index) of the next new group."""
-        while True:
-            while not self._left:
-                self._epoch += 1
-                self._left = self._shuffle(self._epoch)
-            prompt = self._left.pop()
-            if not self._passes_over(self._epoch, prompt):
-                return self._epoch, prompt
+        while not self._left:
+            self._epoch += 1
+            self._begin(self._epoch)
+            self._left = self._shuffle(self._epoch)
+        return self._epoch, self._left.pop()
 
     def _shuffle(self, epoch: int) -> list[int]:
         """What is left of an epoch, the next prompt last."""

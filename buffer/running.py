@@ -38,7 +38,7 @@ class RunningGroups:
         self._ledger, self._batches = ledger, batches
         self._curriculum = curriculum
         self._order = PromptOrder(
-            num_prompts, config.seed, store.last_group()[1], store.visited, curriculum.passes_over
+            num_prompts, config.seed, store.last_group()[1], store.visited, curriculum.begin
         )
         self._leases = LeaseBook(lease_times(config))
         self.groups: dict[str, Group] = {}  # by id

@@ -175,15 +175,16 @@ class Store:
         return self._sql("SELECT 1 FROM groups WHERE group_id = ?", (group_id,)).fetchone() is not None
 
     def visited(self, epoch: int) -> set[int]:
-        """Prompts that the epoch has come to: leased, or passed over by the curriculum."""
+        """Prompts that the epoch has come to: leased, or left out by the curriculum."""
         query = (
             "SELECT prompt_index FROM groups WHERE epoch = ?1"
             " UNION SELECT prompt_index FROM skips WHERE epoch = ?1"
         )
         return {prompt for (prompt,) in self._sql(query, (epoch,))}
 
-    def add_skip(self, epoch: int, prompt_index: int) -> None:
-        self._sql("INSERT INTO skips (epoch, prompt_index) VALUES (?, ?)", (epoch, prompt_index))
+    def add_skips(self, epoch: int, prompts: Sequence[int]) -> None:
+        query = "INSERT INTO skips (epoch, prompt_index) VALUES (?, ?)"
+        self._connection.executemany(query, [(epoch, prompt) for prompt in prompts])
 
     def num_skipped(self) -> int:
         return self._sql("SELECT count(*) FROM skips").fetchone()[0]

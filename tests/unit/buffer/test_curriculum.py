@@ -73,9 +73,25 @@ def test_a_prompt_that_has_come_within_reach_is_visited_in_every_epoch_again(ope
     assert later == list(range(later[0], later[0] + len(later)))
 
 
-def test_when_all_rest_the_first_to_wake_is_next(open_buffer):
-    learner = Learner(open_buffer(5, max_rest=2), lambda prompt: (1.0, 1.0)).visit(15)
-    assert [epoch for epoch, _ in learner.visits] == [0] * 5 + [2] * 5 + [5] * 5
+def test_an_epoch_in_which_all_would_rest_visits_all(open_buffer):
+    buffer = open_buffer(5, max_rest=10**6)
+    learner = Learner(buffer, lambda prompt: (1.0, 1.0)).visit(15)
+    assert [epoch for epoch, _ in learner.visits] == [0] * 5 + [1] * 5 + [2] * 5
+    assert buffer.store.num_skipped() == 0
+
+
+def test_an_epoch_is_decided_when_it_begins(open_buffer):
+    """Who comes to rest in its course is still visited in it, also after a crash."""
+    rewards = {prompt: (0.0, 1.0) for prompt in range(4)}
+    buffer = open_buffer(4, max_rest=4, staleness=1)
+    learner = Learner(buffer, rewards.get).visit(3)
+    (late,) = buffer.lease(most=1)  # the last of epoch 0
+    learner.visit(1)  # the first of epoch 1
+    for index in range(2):
+        buffer.put(late, index, 1.0)
+    buffer.crash()
+    learner.visit(3)
+    assert {prompt for epoch, prompt in learner.visits if epoch == 1} == {0, 1, 2, 3}
 
 
 def test_the_order_is_the_seeds_with_the_resting_left_out(open_buffer):
@@ -108,7 +124,7 @@ def test_what_was_passed_over_is_reported_and_held_to_account(open_buffer):
     assert metrics["buffer/skipped_by_curriculum"] == buffer.store.num_skipped()
     assert metrics["buffer/resting_prompts"] == 2
     buffer.store.begin()
-    buffer.store.add_skip(1000, 0)
+    buffer.store.add_skips(1000, [0])
     buffer.store.commit()
     assert "skipped by the curriculum" in buffer.broker.audit()[0]
 
