@@ -236,17 +236,22 @@ def _wait_for(condition: Callable[[], Any]) -> None:
 
 @contextmanager
 def ray_cluster(producers: int) -> Iterator[None]:
+    # Read by Ray at its import: no idle workers, and patience where the machine is busy.
+    os.environ |= {"RAY_enable_worker_prestart": "0", "RAY_raylet_start_wait_time_s": str(CALL_S)}
     import ray
 
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
-        ray.init(
-            num_cpus=producers + 2,
-            include_dashboard=False,
-            object_store_memory=2**30,
-            _temp_dir=folder,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        try:
+            ray.init(
+                num_cpus=producers + 2,
+                include_dashboard=False,
+                object_store_memory=2**30,
+                _temp_dir=folder,
+                log_to_driver=False,
+                logging_level="ERROR",  # type: ignore[arg-type]
+            )
+        except Exception as error:  # Ray raises the bare class
+            raise Unavailable(f"Ray is left out: {error}") from error
         try:
             yield
         finally:

@@ -11,6 +11,7 @@ Started by Ray through `main`, in any thread.
 from __future__ import annotations
 
 import signal
+import sqlite3
 import statistics
 import sys
 import threading
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from buffer.broker import Broker
 from buffer.codec import CodecError, encode
 from buffer.messages import BatchReply, GetBatch, PutTrajectory, Refused, StatusReply
-from buffer.store import Store, open_store
+from buffer.store import Store, StoreError, open_store
 from buffer.transport import Reply, Request, Transport
 from configs.roles import RoleSpec
 from configs.run_folder import RunFolder
@@ -46,7 +47,19 @@ def main(spec: RoleSpec) -> None:
 
 
 def serve(spec: RoleSpec, stop: threading.Event) -> None:
-    """Serve until the run is finished, or `stop` is set. RuntimeError if the ledger does not balance."""
+    """Serve until the run is finished, or `stop` is set. RuntimeError if the ledger does not balance or the
+    store fails."""
+    try:
+        _serve(spec, stop)
+    except sqlite3.Error as error:
+        path = RunFolder(spec.run_dir).store
+        raise StoreError(
+            f"the store {path} fails: {error}; see to its disk (space, permissions), then resume the run, "
+            "which has lost nothing that was acked"
+        ) from error
+
+
+def _serve(spec: RoleSpec, stop: threading.Event) -> None:
     folder, limit_mb = RunFolder(spec.run_dir), spec.config.buffer.max_message_mb
     with closing(open_store(folder.store, spec.run_id)) as store:
         broker = Broker(

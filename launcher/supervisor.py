@@ -49,7 +49,7 @@ class Supervisor:
         self._units = units_of(specs)
         self._restarts: Counter[str] = Counter()  # by kind of unit
         self._limits = {
-            "buffer": (MAX_BUFFER_RESTARTS, "of the buffer"),
+            "buffer": (MAX_BUFFER_RESTARTS, "the buffer's limit"),
             "actor": (config.actors.max_restarts, "actors.max_restarts"),
             "learner": (config.learner.max_restarts, "learner.max_restarts"),
         }

@@ -27,6 +27,7 @@ from buffer.messages import (
     Status,
     Welcome,
 )
+from buffer.store import open_store
 from configs.run_folder import RunFolder
 from metrics import names
 from tests.unit.buffer.served import TIMEOUT_S, Raw, buffer_spec, client, serving
@@ -215,6 +216,53 @@ def test_a_ledger_that_does_not_balance_fails_the_process_with_the_ids(spec):
     stop.set()
     thread.join(TIMEOUT_S)
     assert lease.group_id in failures[0] and "does not balance" in failures[0]
+
+
+def served_until_it_fails(spec):
+    """Serve in a thread; the thread, and where its sentence will be."""
+    failures = []
+
+    def run():
+        try:
+            server.serve(spec, threading.Event())
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, failures
+
+
+def test_m7_a_file_that_is_no_store_is_named(spec):
+    RunFolder(spec.run_dir).store.write_bytes(b"not a database, " * 1000)
+    thread, failures = served_until_it_fails(spec)
+    thread.join(TIMEOUT_S)
+    assert "buffer.sqlite fails: file is not a database" in failures[0]
+
+
+def test_m7_a_full_disk_acks_nothing_that_is_not_stored_and_names_the_store(spec, monkeypatch):
+    def open_small(path, run_id):
+        store = open_store(path, run_id)
+        (pages,) = store._sql("PRAGMA page_count").fetchone()
+        store._sql(f"PRAGMA max_page_count = {pages + 4}")
+        return store
+
+    monkeypatch.setattr(server, "open_store", open_small)
+    thread, failures = served_until_it_fails(spec)
+    acked = set()
+    with client(spec, "actor") as actor:
+        (lease,) = actor.call(LeaseRequest("a", 1, 0), TIMEOUT_S).leases
+    raw = Raw(spec)
+    for index in lease.missing:
+        put = member(lease, index, reward=float(index), sampled=4 + 40_000 * index)
+        raw.send(str(index).encode(), encode(PutTrajectory(put)))
+        if index == 0:
+            acked.add(raw.receive()[1].stored and put.trajectory_id)
+    thread.join(TIMEOUT_S)
+    raw.close()
+    assert "buffer.sqlite fails: database or disk is full" in failures[0] and "resume" in failures[0]
+    with sqlite3.connect(RunFolder(spec.run_dir).store) as connection:
+        assert {one for (one,) in connection.execute("SELECT trajectory_id FROM trajectories")} == acked
 
 
 # --- the asynchronous client ------------------------------------------------------------------------
