@@ -33,6 +33,7 @@ from launcher.preflight import PreflightError, Resources, free_port, prepare_mod
 MAX_RESTARTS = 5
 _LOOK_EVERY_S = 0.2
 _ANSWER_S = 5.0
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
 
 
 class JudgeServer:
@@ -97,7 +98,7 @@ class JudgeServer:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=_ANSWER_S) as reply:
+            with _OPENER.open(f"{self.url}/health", timeout=_ANSWER_S) as reply:
                 return reply.status == 200
         except (urllib.error.URLError, OSError):
             return False
@@ -105,7 +106,8 @@ class JudgeServer:
     def close(self) -> None:
         self._closing.set()
         self._keeper.join()
-        self._end()
+        if self.failure is None:  # else it has ended already, and its pid may be another's
+            self._end()
 
 
 @contextmanager

@@ -293,13 +293,15 @@ def asks_served_judge(reward: Reward) -> bool:
 
 
 def _client(endpoint: str) -> AsyncOpenAI:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     if endpoint == SERVED:
         if JUDGE_ENDPOINT_VARIABLE not in os.environ:
             raise Unscorable('endpoint = "served" needs judge.serve, the model that launch.py shall serve')
         return AsyncOpenAI(
-            base_url=os.environ[JUDGE_ENDPOINT_VARIABLE], api_key=os.environ[JUDGE_KEY_VARIABLE]
+            base_url=os.environ[JUDGE_ENDPOINT_VARIABLE],
+            api_key=os.environ[JUDGE_KEY_VARIABLE],
+            http_client=DefaultAsyncHttpxClient(trust_env=False),  # no proxy: it is the run's own
         )
     key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
     return AsyncOpenAI(base_url=endpoint, api_key=key)

@@ -96,7 +96,7 @@ def test_a_killed_actor_is_replaced_and_the_run_goes_on(config, tmp_path):
 def test_evaluations_during_training_run_on_the_actors_and_are_no_part_of_the_batches(config, tmp_path):
     done = launch(
         *("--config", str(config), "--steps", "4", *options(tmp_path)),
-        *("--eval.every_steps", "1", "--eval.every_prompts", "2"),
+        *("--eval.every_steps", "1", "--eval.every_prompts", "2", "--task.held_out", "0.3"),
     )
     run = tmp_path / "runs" / "t"
     assert done.returncode == 0, done.stdout

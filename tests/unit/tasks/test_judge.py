@@ -221,3 +221,17 @@ def test_rows_that_cannot_calibrate_are_refused():
     ):
         with pytest.raises(BadData, match=says):
             calibrate(make_task(), judge, [PlacedRow(row, "line 1")])
+
+
+def test_the_served_judge_is_asked_where_the_launcher_says_with_its_key(monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_JUDGE_ENDPOINT", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("SLIPSTREAM_JUDGE_KEY", "own")
+    client = module._client("served")
+    assert (str(client.base_url), client.api_key) == ("http://127.0.0.1:1/v1/", "own")
+
+
+def test_r3_a_served_judge_without_a_server_leaves_the_trajectory_unscored(monkeypatch):
+    monkeypatch.delenv("SLIPSTREAM_JUDGE_ENDPOINT", raising=False)
+    (reward,) = [configured(judge, {"use": "tasks.judge:judge", "options": {"endpoint": "served"}})]
+    scored = asyncio.run(score([reward], episode(["84"])))
+    assert scored.reward is None and "needs judge.serve" in scored.error
