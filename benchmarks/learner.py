@@ -287,20 +287,21 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console()
     folder = prepare(options.model)
-    batch = (
-        of_run(options.run, options.groups, options.members)
-        if options.run
-        else like(options.like, options.groups, options.members)
-    )
+
+    def batch() -> Batch:
+        if options.run:
+            return of_run(options.run, options.groups, options.members)
+        return like(options.like, options.groups, options.members)
+
     for part in options.parts.split(","):
         if part == "layouts":
-            layouts(console, folder, batch, options.repeat)
+            layouts(console, folder, batch(), options.repeat)
         elif part == "prefix":
             prefix(console, folder, options.repeat)
         elif part == "head":
             head(console, folder, options.repeat, options.head_tokens)
         elif part == "step":
-            step(console, folder, batch, options.repeat)
+            step(console, folder, batch(), options.repeat)
         elif part == "loop":
             if options.run is None:
                 raise SystemExit("--parts loop reads the steps of a run: name its folder by --run")

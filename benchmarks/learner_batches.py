@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from buffer.arrays import CodecError
 from buffer.codec import decode_trajectory
 from buffer.messages import Batch, Trajectory
 
@@ -90,11 +91,11 @@ def of_run(run: Path, groups: int, members: int) -> Batch:
     if len(ids) < groups:
         raise SystemExit(f"{run} holds {len(ids)} groups of {members}, not {groups}; lower --groups")
     of_group = "SELECT payload FROM trajectories WHERE group_id = ? ORDER BY member LIMIT ?"
-    return Batch(
-        step=1,
-        version=0,
-        groups=tuple(
+    try:
+        groups_of_run = tuple(
             tuple(decode_trajectory(payload) for (payload,) in store.execute(of_group, (group_id, members)))
             for group_id in ids
-        ),
-    )
+        )
+    except CodecError as error:
+        raise SystemExit(f"{run} was recorded by another version of Slipstream: {error}") from None
+    return Batch(step=1, version=0, groups=groups_of_run)

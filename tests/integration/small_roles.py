@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from configs.roles import RoleSpec
+from configs.roles import EndsRun, RoleSpec
 from configs.schema import RunConfig
 
 MODULE = "tests.integration.small_roles"
@@ -24,7 +24,7 @@ def returns(spec: RoleSpec) -> None:
 
 
 def raises(spec: RoleSpec) -> None:
-    raise ValueError("no such thing")
+    raise EndsRun("no such thing")
 
 
 def stays(spec: RoleSpec) -> None:

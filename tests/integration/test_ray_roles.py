@@ -60,8 +60,8 @@ def test_a_role_has_its_threads_and_its_output_is_in_its_log(roles, run_dir):
 
 def test_a_role_that_raises_has_died_of_its_exception(roles, run_dir):
     died = end_of(roles, roles.start(spec(run_dir, "learner", "learner-0")))
-    assert isinstance(died, Died) and died.cause == "ValueError: no such thing"
-    assert died.time is not None
+    assert isinstance(died, Died) and died.cause == "EndsRun: no such thing"
+    assert died.time is not None and died.final
     assert "Traceback" in (run_dir / "logs" / "learner-0.log").read_text()
 
 
