@@ -189,6 +189,11 @@ class LearnerConfig(BaseModel):
                 "learner.lora_rank with learner.zero_stage = 3 cannot publish: merging an adapter needs "
                 "whole weights; take stage 0 to 2 (adapters leave little to partition)"
             )
+        if self.compile and self.zero_stage == 3:
+            raise ValueError(
+                "learner.compile with learner.zero_stage = 3 compiles nothing: the graph breaks wherever "
+                "DeepSpeed gathers a weight; take stage 0 to 2 or compile = false"
+            )
         if self.lora_rank and self.adv_estimator == "gae":
             raise ValueError(
                 "learner.lora_rank with adv_estimator gae: the critic trains the body, which adapters "

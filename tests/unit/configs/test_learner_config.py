@@ -21,6 +21,7 @@ TWO_UPDATES = ["--learner.minibatches", "2"]
             "makes them negative",
         ),
         (["--learner.lora_rank", "4", "--learner.zero_stage", "3"], "cannot publish"),
+        (["--learner.compile", "--learner.zero_stage", "3"], "compiles nothing"),
         (["--learner.lora_rank", "4", "--learner.adv_estimator", "gae"], "the critic trains the body"),
         (["--learner.offload", "optimizer"], "zero_stage of at least 1"),
         (["--learner.offload", "all", "--learner.zero_stage", "2"], "zero_stage of at least 3"),
