@@ -4,22 +4,27 @@
     python benchmarks/toolcall_mcp.py --concurrency 8,32 --seconds 0.5
 
 A tool sleeps; so many callers call it so many times, each one call after the other, through the executor.
-The ideal is the sleep alone. The same tool without a server, in the same run, says what the machine and the
-executor take of it. CPU is this process's, a call; the server has its own.
+The ideal is the sleep alone. In the same run, the same tool without a server says what the machine and the
+executor take of it, and the same calls of the SDK's own session, without Slipstream, what can be had: the SDK
+and the server do their work on a few cores while nobody sleeps. CPU is this process's, a call; the server has
+its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from mcp import Client
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # before this folder, whose 
 from configs.mcp_servers import McpConfig
 from toolcall import Executor, Outcome, Tool, ToolCall, ToolContext, tool
 from toolcall.mcp.loading import load_mcp_tools
+from toolcall.mcp.server import Server
 from toolcall.types import ParsedTurn
 
 TARGET = 0.9  # of the ideal
@@ -77,25 +83,44 @@ def http_server() -> Iterator[int]:
         process.wait(30)
 
 
-async def measure(tools: Sequence[Tool], callers: int, calls: int, seconds: float) -> tuple[float, float]:
-    """The share of the ideal, and CPU milliseconds a call."""
+@dataclass(frozen=True)
+class Load:
+    callers: int
+    calls: int  # of each, one after the other
+    seconds: float
+
+    async def measure(self, call: Callable[[float], Awaitable[object]]) -> tuple[float, float]:
+        """The share of the ideal, and CPU milliseconds a call."""
+
+        async def one() -> None:
+            for _ in range(self.calls):
+                await call(self.seconds)
+
+        await asyncio.gather(*(call(0) for _ in range(self.callers)))  # opens the session and its connections
+        wall, cpu = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(one() for _ in range(self.callers)))
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return self.calls * self.seconds / wall, 1000 * cpu / (self.callers * self.calls)
+
+
+async def through_executor(tools: Sequence[Tool], load: Load) -> tuple[float, float]:
     executor = Executor(tools)
 
-    async def one(number: int, times: int, sleep: float) -> None:
-        context = ToolContext(trajectory_id=str(number))
-        for _ in range(times):
-            turn = ParsedTurn((ToolCall("call_0", "nap", {"seconds": sleep}),))
-            (result,) = await executor.run(turn, context)
-            assert result.outcome is Outcome.OK, result.text
+    async def call(seconds: float) -> None:
+        turn = ParsedTurn((ToolCall("call_0", "nap", {"seconds": seconds}),))
+        (result,) = await executor.run(turn, ToolContext())
+        assert result.outcome is Outcome.OK, result.text
 
-    await one(-1, 1, 0)  # opens the session
-    wall, cpu = time.perf_counter(), time.process_time()
-    async with asyncio.TaskGroup() as group:
-        for number in range(callers):
-            group.create_task(one(number, calls, seconds))
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    await executor.close()
-    return calls * seconds / wall, 1000 * cpu / (callers * calls)
+    try:
+        return await load.measure(call)
+    finally:
+        await executor.close()
+
+
+async def by_the_sdk(config: McpConfig, load: Load) -> tuple[float, float]:
+    async with Client(Server("naps", config, Path()).transport(sys.stderr), cache=None) as session:
+        await session.list_tools()
+        return await load.measure(lambda seconds: session.call_tool("nap", {"seconds": seconds}))
 
 
 def main() -> None:
@@ -117,13 +142,17 @@ def main() -> None:
         table.add_column(column, justify="left" if column == "tool" else "right")
     with http_server() as port:
         http = McpConfig(url=f"http://127.0.0.1:{port}/mcp", **limits)
-        loaded = {
-            name: load_mcp_tools({"naps": end}, Path()) for name, end in (("stdio", stdio), ("http", http))
+        ways: dict[str, Callable[[Load], Coroutine[None, None, tuple[float, float]]]] = {
+            "no server": functools.partial(through_executor, [nap])
         }
+        for name, config in (("stdio", stdio), ("http", http)):
+            tools = load_mcp_tools({"naps": config}, Path())
+            ways[name] = functools.partial(through_executor, tools)
+            ways[f"{name}, the SDK alone"] = functools.partial(by_the_sdk, config)
         for callers in map(int, options.concurrency.split(",")):
-            for name, tools in {"no server": [nap], **loaded}.items():
-                share, cpu = asyncio.run(measure(tools, callers, options.calls, options.seconds))
-                verdict = "" if name == "no server" else "met" if share >= TARGET else "missed"
+            for name, way in ways.items():
+                share, cpu = asyncio.run(way(Load(callers, options.calls, options.seconds)))
+                verdict = ("met" if share >= TARGET else "missed") if name in ("stdio", "http") else ""
                 table.add_row(str(callers), name, f"{share:.1%}", verdict, f"{cpu:.2f}")
     Console().print(table)
 

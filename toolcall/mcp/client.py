@@ -31,6 +31,7 @@ from mcp_types import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
+    PARSE_ERROR,
     REQUEST_TIMEOUT,
     CallToolResult,
     Tool,
@@ -165,7 +166,7 @@ class McpClient:
     def _explained(self, error: MCPError) -> Exception:
         if error.code == REQUEST_TIMEOUT:
             return TimeoutError(error.message)
-        unanswered = error.code in (CONNECTION_CLOSED, METHOD_NOT_FOUND)
+        unanswered = error.code in (CONNECTION_CLOSED, METHOD_NOT_FOUND, PARSE_ERROR)
         if unanswered or (error.code == INTERNAL_ERROR and error.message == _NO_ANSWER):
             return ToolUnavailable(f"{self._title}: {error.message}")
         return ToolError(error.message)

@@ -22,6 +22,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from configs.mcp_servers import VARIABLE, McpConfig
+from toolcall.mcp.http import OneByOneClient
 
 TETHER = Path(__file__).with_name("tether.py")
 _READ_MARGIN_S = 60.0  # an HTTP response may be silent for a call's deadline and this much more
@@ -74,10 +75,10 @@ class Server:
         headers = {key: _filled(text) for key, text in config.headers.items()}
         timeout = httpx2.Timeout(config.connect_timeout_s, read=config.timeout_s + _READ_MARGIN_S)
         # The tools' own limits hold. Servers close idle connections, often after 5 s, and one that is used at
-        # that moment costs the SDK's session.
+        # that moment costs a call.
         limits = httpx2.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client,
+            OneByOneClient(headers=headers, timeout=timeout, limits=limits) as client,
             streamable_http_client(_filled(config.url), http_client=client) as streams,
         ):
             yield streams

@@ -10,14 +10,21 @@ from typing import Any, Self
 
 from tests.mcp_by_hand import answer
 
+PATIENCE_S = 60.0
+
 
 class HandWrittenSite:
-    """`with HandWrittenSite() as site`. `headers`: of every request. `opened`: sessions."""
+    """`with HandWrittenSite() as site`. `headers`: of every request. `opened`: sessions.
+
+    A call with the text `no answer` or `half an answer` gets that and a closed connection; one with `slow`
+    sets `slow` and waits for `go`.
+    """
 
     def __init__(self, port: int = 0) -> None:
         self.headers: list[dict[str, str]] = []
         self.opened = 0
         self.refuse_calls_with = 0  # an HTTP status
+        self.slow, self.go = threading.Event(), threading.Event()
         self._sessions: set[str] = set()
         self._server = _Server(("127.0.0.1", port), _Handler, site=self)
         self.port = self._server.server_port
@@ -72,6 +79,13 @@ class _Handler(BaseHTTPRequestHandler):
         site = self.server.site
         site.headers.append(dict(self.headers))
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = request.get("params", {}).get("arguments", {}).get("text")
+        if text == "slow":
+            site.slow.set()
+            site.go.wait(PATIENCE_S)
+        self.close_connection = text in ("no answer", "half an answer")
+        if text == "no answer":
+            return
         status, session, body = site.reply(self.headers.get("mcp-session-id"), request)
         content = b"" if body is None else json.dumps(body).encode()
         self.send_response(status)
@@ -81,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("mcp-session-id", session)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content[: len(content) // 2] if text == "half an answer" else content)
 
     def log_message(self, *_: object) -> None:
         """Nothing to the terminal."""

@@ -171,6 +171,21 @@ def test_c14_an_http_server_that_is_restarted_is_found_again():
     with_client(over_http(first), body)
 
 
+@pytest.mark.parametrize("fate", ["no answer", "half an answer"])
+def test_c14_a_connection_that_breaks_costs_its_own_call_alone(fate):
+    with HandWrittenSite() as site:
+
+        async def body(client):
+            slow = asyncio.create_task(ask(client, "echo", text="slow"))
+            assert await asyncio.to_thread(site.slow.wait, PATIENCE_S)
+            with pytest.raises(ToolUnavailable, match="RemoteProtocolError"):
+                await ask(client, "echo", text=fate)
+            site.go.set()
+            assert await slow == "slow" and site.opened == 1
+
+        with_client(over_http(site), body)
+
+
 @pytest.mark.parametrize(("status", "says"), [(503, "error response"), (401, "error response")])
 def test_an_http_error_of_a_call_is_no_fault_of_the_model(status, says):
     with HandWrittenSite() as site:
