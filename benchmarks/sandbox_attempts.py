@@ -121,7 +121,7 @@ attempt("a file of 1 GB", lambda: os.truncate(os.open("f0", os.O_WRONLY), 1 << 3
 def touch(number): os.close(os.open(f"f{number}", os.O_CREAT))
 attempt("10,000,000 files", lambda: [touch(number) for number in range(10_000_000)])
 """,
-        (Ended.EXITED, Ended.CPU),
+        (Ended.EXITED, Ended.CPU, Ended.TIMEOUT),
     ),
     Attempt(
         "network: TCP to a server of this host",

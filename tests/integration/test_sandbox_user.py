@@ -1,4 +1,4 @@
-"""The sandbox started by an ordinary user, where the tests themselves run as root."""
+"""The sandbox started by an ordinary user and by a root of little power, where the tests run as root."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"),  # as Docker's root
+        ("unshare", "--user", "--map-root-user"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_root_without_its_power_has_the_same_protections(command):
+    if os.geteuid() != 0 or shutil.which(command[0]) is None:
+        pytest.skip(f"needs root and {command[0]}")
+    as_weak = [*command, sys.executable, "-c", CODE]
+    done = subprocess.run(as_weak, capture_output=True, text=True, timeout=120, cwd="/", check=False)
+    assert done.stdout == "8 protections\n", done.stderr
+
+
 def test_an_ordinary_user_has_the_same_protections():
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, and setpriv to become somebody else")
@@ -40,7 +56,5 @@ def test_an_ordinary_user_has_the_same_protections():
         pytest.skip("no Python 3.11 that an ordinary user may run")
     if subprocess.run([*someone, "test", "-r", PACKAGE / "sandbox" / "box.py"], timeout=60).returncode:
         pytest.skip("an ordinary user cannot read this repository")
-    done = subprocess.run(
-        [*as_someone, "-c", CODE], capture_output=True, text=True, timeout=120, cwd="/"
-    )
+    done = subprocess.run([*as_someone, "-c", CODE], capture_output=True, text=True, timeout=120, cwd="/")
     assert done.stdout == "8 protections\n", done.stderr

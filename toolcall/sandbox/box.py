@@ -3,7 +3,8 @@
 Invariant: when this process ends, for whatever reason, the kernel kills every process of its namespace; the
 caller ends it by closing the socket. It trusts nothing that the worker says or does: limits are enforced from
 here over all processes together, and a worker that breaks the control channel is killed.
-Forked by `toolcall.sandbox.forkserver`.
+A box is made with its worker, which has given up every privilege and waits, so that a run costs what its
+code costs. Made by `toolcall.sandbox.forkserver`.
 """
 
 from __future__ import annotations
@@ -22,45 +23,29 @@ from toolcall.sandbox.types import Ended, Limits, RunResult
 
 WATCH_S = 0.05  # between looks at the memory and CPU of all processes
 CALLER_S = 10.0  # for the caller to take an answer
-CONTROL_S = 2.0  # for a session's worker to take a request
+START_S = 15.0  # for the worker to be ready
 EXIT_S = 0.5  # for a worker whose files are closed to have ended
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def serve(caller: socket.socket, filter_: bytes) -> NoReturn:
+def serve(box: Box) -> NoReturn:
     """Answer the caller's requests until it closes, or a run ends the worker. Never returns."""
+    caller = box.caller
     try:
-        _answer_requests(caller, filter_)
+        while (request := wire.receive(caller)) is not None:  # a box made ahead waits here
+            caller.settimeout(CALLER_S)
+            result = box.run(request)
+            wire.send(caller, {**vars(result), "alive": box.alive})
+            if not box.alive:
+                break
+            box.freeze()
+            caller.settimeout(None)
     except BaseException as error:  # noqa: BLE001 - an answer for the caller, who may have gone
         with contextlib.suppress(OSError):
             wire.send(caller, {"error": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(0)
-
-
-def _answer_requests(caller: socket.socket, filter_: bytes) -> None:
-    kernel.set_dumpable(False)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # of the signals from inside, only those with a handler arrive
-    request = wire.receive(caller)  # a box made ahead waits here; the caller's end closes the socket
-    if request is None:
-        return
-    caller.settimeout(CALLER_S)
-    kernel.mount_proc("subset=pid")
-    box = _Box(caller, Limits(**request["limits"]), filter_)
-    box.start(request)
-    while request is not None:
-        result = box.run(request)
-        wire.send(caller, {**vars(result), "alive": box.alive})
-        if not box.alive:
-            return
-        box.freeze()
-        caller.settimeout(None)
-        request = wire.receive(caller)
-        caller.settimeout(CALLER_S)
 
 
 @dataclass
@@ -72,12 +57,13 @@ class _Usage:
 
 
 @dataclass
-class _Box:
+class Box:
     caller: socket.socket
     limits: Limits
     filter: bytes
     alive: bool = True
-    control: socket.socket | None = None  # to a session's worker
+    control: socket.socket | None = None  # to the worker; a single run's closes it when it has the request
+    fresh: bool = True  # no code has run yet
     worker: int = 0
     pidfd: int = -1  # of the worker; readable once it has ended, whoever reaped it
     status: int | None = None  # the worker's, once it has ended
@@ -86,22 +72,21 @@ class _Box:
     cpu_before_s: float = 0.0
     base_memory: int = 0
 
-    def start(self, request: dict[str, Any]) -> None:
-        """Fork the worker. A single run's worker takes the request along and has no control channel."""
+    def start(self) -> None:
+        """Mount what is the box's own and fork the worker. Raises what keeps either from being ready."""
+        kernel.set_dumpable(False)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from inside, only signals with a handler arrive
+        kernel.mount_proc("subset=pid")
         size = f"size={self.limits.disk_mb}m,nr_inodes=16384,mode=700"
         kernel.mount("box", worker.HOME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
         self.base_memory = _memory(1)
         out, err = os.pipe(), os.pipe()
-        ours, theirs = socket.socketpair() if request["session"] else (None, None)
+        self.control, theirs = socket.socketpair()
         self.worker = os.fork()
         if self.worker == 0:
             try:
-                os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-                os.dup2(out[1], 1)
-                os.dup2(err[1], 2)
-                if theirs is None:
-                    worker.run_once(request, self.limits, self.filter)
-                worker.run_session(theirs, self.limits, self.filter)
+                worker.main(theirs, out[1], err[1], self.limits, self.filter)
             except BaseException as error:  # noqa: BLE001 - reported as the run's own output
                 os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
             finally:
@@ -112,16 +97,18 @@ class _Box:
         for descriptor in (out[0], err[0]):
             os.set_blocking(descriptor, False)
             self.pipes[descriptor] = bytearray()
-        if ours is not None and theirs is not None:
-            theirs.close()
-            ours.settimeout(CONTROL_S)
-            self.control = ours
+        theirs.close()
+        self.control.settimeout(START_S)
+        if (said := self.control.recv(4096)) != worker.READY:
+            raise OSError(said.decode(errors="replace") or "the worker died")
+        self.control.settimeout(self.limits.wall_s)
 
     def run(self, request: dict[str, Any]) -> RunResult:
         """Run one request to its end, whoever ends it."""
         started = time.monotonic()
         self.pipes = {descriptor: bytearray() for descriptor in self.pipes}
-        self.cpu_before_s = self._usage().cpu_s if self.control is not None else 0.0
+        if not self.fresh:
+            self.cpu_before_s = self._usage().cpu_s
         exit_code = None
         ended = self._hand_over(request)
         if ended is None:
@@ -138,14 +125,20 @@ class _Box:
         _signal_all(signal.SIGSTOP)
 
     def _hand_over(self, request: dict[str, Any]) -> Ended | None:
-        """Wake a session's worker and give it the request."""
-        if self.control is None:
-            return None
-        _signal_all(signal.SIGCONT)
+        """Give the worker the request; first wake a session's, where code has already run."""
+        assert self.control is not None
+        if not self.fresh:
+            _signal_all(signal.SIGCONT)
         try:
-            wire.send(self.control, {key: request[key] for key in ("code", "stdin", "files", "echo")})
+            wire.send(self.control, request)
         except OSError:  # it closed the channel, or does not read
+            if self.fresh:
+                raise  # not the code's doing
             return Ended.BROKEN
+        self.fresh = False
+        if not request["session"]:
+            self.control.close()
+            self.control = None
         return None
 
     def _watch(self, deadline: float) -> tuple[Ended, int | None]:

@@ -55,7 +55,7 @@ class Sandbox:
         async with self._starting:
             if self._server is None or not self._server.alive():
                 await self.close()
-                self._server = await ForkServer.start(self._preload)
+                self._server = await ForkServer.start(self._preload, self._limits)
 
     async def close(self) -> None:
         """End the fork server and every box."""
@@ -92,7 +92,7 @@ class Sandbox:
         if server is None:
             raise SandboxUnavailable("the sandbox was closed")
         async with self._forks:
-            ours, pidfd = await server.take_box()
+            ours, pidfd = await server.take_box(limits)
         box = Session(ours, pidfd, limits, session)
         try:
             yield box
@@ -121,7 +121,6 @@ class Session:
         if not self.alive:
             raise SandboxUnavailable("this sandbox session has ended; open a new one")
         request = {
-            "limits": vars(self._limits),
             "session": self._session,
             "code": code,
             "stdin": stdin,

@@ -4,22 +4,24 @@ Invariant: it never runs a model's code itself, and every box is a fresh fork wi
 nothing passes from one to the next. It ends when its caller does, and with it every box. Started by
 `toolcall.sandbox.server` as a process with an empty environment.
 
-Layers: caller → this file's `main` (leaves the host: namespaces, file view, uid) → `_start_box` (namespaces
-of the box) → `box.serve` (process id 1 of the box) → `worker` (the code).
+Layers: caller → this file's `main` (leaves the host: namespaces, file view, uid) → `box` (process id 1 of
+namespaces of its own) → `worker` (the code).
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import json
 import os
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 from toolcall.sandbox import box, kernel, syscalls, view
+from toolcall.sandbox.types import Limits
 
 NOBODY = 65534  # whom boxes run as where the caller is root
 USER = 1000  # the same inside a box
@@ -27,6 +29,8 @@ BOX_NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID
 OWN_NAMESPACES = (
     kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET | kernel.CLONE_NEWUTS
 )
+MAX_ORDER = 4096
+ROOTS_CAPABILITIES = (kernel.CAP_SETGID, kernel.CAP_SETUID, kernel.CAP_SYS_ADMIN)
 _WARM = (
     *("ast", "bisect", "collections", "copy", "csv", "datetime", "decimal", "fractions", "functools"),
     *("heapq", "itertools", "json", "math", "random", "re", "statistics", "string", "textwrap", "typing"),
@@ -40,7 +44,7 @@ def main(descriptor: int, preload: list[str]) -> None:
         paths = view.sources()
         packages = view.site_packages()
         filter_ = syscalls.compile_filter()
-        as_root = os.geteuid() == 0
+        as_root = _has_roots_power()
         _enter_namespaces(as_root)
     except OSError as error:
         control.send(json.dumps({"error": str(error)}).encode())
@@ -59,8 +63,21 @@ def main(descriptor: int, preload: list[str]) -> None:
     _serve(control, filter_)
 
 
+def _has_roots_power() -> bool:
+    """Can this process make namespaces and become nobody? Root of a container or a user namespace often
+    cannot, and is then a user like others."""
+    with open("/proc/self/status", encoding="utf-8") as file:
+        (held,) = (int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        known = [(int(first), int(count)) for first, _, count in map(str.split, file)]
+    with open("/proc/self/setgroups", encoding="ascii") as file:
+        groups = file.read().strip() == "allow"
+    nobody = any(first <= NOBODY < first + count for first, count in known)
+    return all(held >> capability & 1 for capability in ROOTS_CAPABILITIES) and nobody and groups
+
+
 def _enter_namespaces(as_root: bool) -> None:
-    """As root without a user namespace, so that the view may show what only root can reach."""
+    """With root's power without a user namespace, so that the view may show what only root can reach."""
     if as_root:
         kernel.unshare(OWN_NAMESPACES)
         return
@@ -90,40 +107,52 @@ def _warm_up(packages: list[str], preload: list[str]) -> None:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise RuntimeError(f"preload: one of {', '.join(preload)} starts threads, which no fork survives")
+    gc.collect()
+    gc.freeze()  # no collection of a box touches, and so copies, the pages it shares with this process
 
 
 def _serve(control: socket.socket, filter_: bytes) -> NoReturn:
-    """One box for each descriptor that comes, until the caller is gone."""
+    """One box for each order (its limits, and a socket to who will use it), until the caller is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # boxes are not waited for
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ids = os.getuid(), os.getgid()
     while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        order, descriptors, _, _ = socket.recv_fds(control, MAX_ORDER, 1)
         if not descriptors:
             os._exit(0)
-        caller = socket.socket(fileno=descriptors[0])
-        if os.fork() == 0:
-            control.close()
-            _start_box(caller, filter_)
-        caller.close()
+        with socket.socket(fileno=descriptors[0]) as caller:
+            try:
+                if kernel.fork_into(BOX_NAMESPACES) == 0:
+                    control.close()
+                    _become_box(caller, ids, order, filter_)
+            except OSError as error:
+                _refuse(caller, error)
 
 
-def _start_box(caller: socket.socket, filter_: bytes) -> NoReturn:
-    """Make the box's namespaces and its process id 1, hand the caller a grip on it, and go."""
+def _become_box(caller: socket.socket, ids: tuple[int, int], order: bytes, filter_: bytes) -> NoReturn:
+    """As process id 1 of new namespaces: make the box, hand the caller a grip on it, and serve."""
     try:
-        uid, gid = os.getuid(), os.getgid()
-        kernel.unshare(BOX_NAMESPACES)
-        _map_ids(uid, gid)
-        if (first := os.fork()) == 0:
-            box.serve(caller, filter_)
-        socket.send_fds(caller, [b"+"], [os.pidfd_open(first)])
+        _map_ids(*ids)
+        made = box.Box(caller, Limits(**json.loads(order)), filter_)
+        made.start()
+        socket.send_fds(caller, [b"+"], [os.pidfd_open(os.getpid())])
     except BaseException as error:  # noqa: BLE001 - the caller reads it
-        caller.sendall(f"-{type(error).__name__}: {error}".encode())
-    finally:
-        os._exit(0)
+        _refuse(caller, error)
+        os._exit(1)
+    box.serve(made)
+
+
+def _refuse(caller: socket.socket, error: BaseException) -> None:
+    with contextlib.suppress(OSError):  # it may have gone
+        named = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        caller.sendall(f"-{named}".encode())
 
 
 def _map_ids(uid: int, gid: int) -> None:
     """In the namespace just made, user `USER` is the host's `uid`, and there are no others."""
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"{USER} {uid} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"{USER} {gid} 1", encoding="ascii")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{USER} {uid} 1"), ("gid_map", f"{USER} {gid} 1")):
+        descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from toolcall.sandbox.types import SandboxUnavailable
+from toolcall.sandbox.mends import mend
+from toolcall.sandbox.types import Limits, SandboxUnavailable
 
 START_S = 60.0  # for the fork server to be ready
 BOX_S = 20.0  # for a box to exist
@@ -46,23 +47,27 @@ ENVIRONMENT = {
 
 
 class ForkServer:
-    """The fork server's process and the socket on which it takes orders."""
+    """The fork server's process and the socket on which it takes orders.
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    usual: the limits of boxes made ahead.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, usual: Limits) -> None:
         self._process = process
         self._control = control
+        self._usual = usual
         self._spares: deque[tuple[socket.socket, int]] = deque()
         self._refill: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, preload: Sequence[str]) -> Self:
+    async def start(cls, preload: Sequence[str], usual: Limits) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-s", "-S", "-P", "-B", "-c", BOOT + _MAIN]
             command += [str(PACKAGE), str(theirs.fileno()), *preload]
             process = _launch(command, theirs.fileno())
         ours.setblocking(False)
-        server = cls(process, ours)
+        server = cls(process, ours, usual)
         try:
             async with asyncio.timeout(START_S):
                 answer = await asyncio.get_running_loop().sock_recv(ours, 1 << 16)
@@ -74,7 +79,7 @@ class ForkServer:
         said = json.loads(answer or b'{"error": "its first process died"}')
         if "error" in said:
             await server.close()
-            raise SandboxUnavailable(f"no sandbox on this machine: {said['error']}")
+            raise SandboxUnavailable(f"no sandbox on this machine: {said['error']}{mend(said['error'])}")
         return server
 
     def alive(self) -> bool:
@@ -95,9 +100,11 @@ class ForkServer:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
-    async def take_box(self) -> tuple[socket.socket, int]:
-        """A box made ahead if there is one, or a new one; makes the next ahead."""
-        box = self._spares.popleft() if self._spares else await self._new_box()
+    async def take_box(self, limits: Limits) -> tuple[socket.socket, int]:
+        """A box made ahead if there is one of these limits, or a new one; makes the next ahead."""
+        if limits != self._usual:
+            return await self._new_box(limits)
+        box = self._spares.popleft() if self._spares else await self._new_box(limits)
         if self._refill is None or self._refill.done():
             self._refill = asyncio.create_task(self._make_spares())
         return box
@@ -105,9 +112,9 @@ class ForkServer:
     async def _make_spares(self) -> None:
         with contextlib.suppress(SandboxUnavailable):  # who needs the box next is told
             while len(self._spares) < SPARES:
-                self._spares.append(await self._new_box())
+                self._spares.append(await self._new_box(self._usual))
 
-    async def _new_box(self) -> tuple[socket.socket, int]:
+    async def _new_box(self, limits: Limits) -> tuple[socket.socket, int]:
         """A socket to a new box, and a descriptor of its first process."""
         try:
             ours, theirs = socket.socketpair()
@@ -116,7 +123,8 @@ class ForkServer:
         ours.setblocking(False)
         try:
             with theirs:
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+                order = json.dumps(vars(limits)).encode()
+                socket.send_fds(self._control, [order], [theirs.fileno()])
             async with asyncio.timeout(BOX_S):
                 await _readable(ours)
             said, descriptors, _, _ = socket.recv_fds(ours, 4096, 1)
@@ -128,9 +136,8 @@ class ForkServer:
             raise
         if said != b"+" or not descriptors:
             ours.close()
-            raise SandboxUnavailable(
-                f"no box could be made: {said[1:].decode('utf-8', 'replace') or 'it died'}"
-            )
+            why = said[1:].decode("utf-8", "replace") or "it died"
+            raise SandboxUnavailable(f"no box could be made: {why}{mend(why)}")
         return ours, descriptors[0]
 
 

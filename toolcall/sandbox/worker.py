@@ -30,16 +30,33 @@ from typing import Any, NoReturn
 from toolcall.sandbox import kernel, view, wire
 from toolcall.sandbox.types import Limits
 
+READY = b"+"
 EXIT_CODE = struct.Struct("<i")
 WHERE = "<code>"
 NICENESS = 5  # engines and learners on the same cores go first
 HOME = "/tmp"
 
 
-def run_once(request: dict[str, Any], limits: Limits, filter_: bytes) -> NoReturn:
-    """Run the request's code as a script and end the process with its exit code."""
-    _confine(limits, filter_, keep=None)
-    _run_script(request)
+def main(control: socket.socket, out: int, err: int, limits: Limits, filter_: bytes) -> NoReturn:
+    """Give up everything, say so on `control`, and run what comes there: one request as a script, which ends
+    the process with its exit code, or those of a session, one after another in one namespace."""
+    try:
+        _confine(limits, filter_, (os.open(os.devnull, os.O_RDONLY), out, err), keep=control.fileno())
+        control.sendall(READY)
+    except BaseException as error:  # noqa: BLE001 - no code has run: the box tells it as its own failure
+        control.sendall(f"{type(error).__name__}: {error}".encode())
+        os._exit(1)
+    request = wire.receive(control)
+    if request is not None and not request["session"]:
+        control.close()
+        _run_script(request)
+    main = _new_main()
+    while request is not None:
+        code = _execute(request, main)
+        _flush()
+        control.sendall(EXIT_CODE.pack(code))
+        request = wire.receive(control)
+    os._exit(0)
 
 
 def run_unprotected() -> NoReturn:
@@ -61,22 +78,13 @@ def _run_script(request: dict[str, Any]) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def run_session(control: socket.socket, limits: Limits, filter_: bytes) -> NoReturn:
-    """Run what comes on the control socket, one request after another, in one namespace."""
-    _confine(limits, filter_, keep=control.fileno())
-    main = _new_main()
-    while (request := wire.receive(control)) is not None:
-        code = _execute(request, main)
-        _flush()
-        control.sendall(EXIT_CODE.pack(code))
-    os._exit(0)
-
-
-def _confine(limits: Limits, filter_: bytes, keep: int | None) -> None:
-    """Give up everything. Standard streams and `keep` are the only open files afterwards."""
+def _confine(limits: Limits, filter_: bytes, streams: tuple[int, int, int], keep: int) -> None:
+    """Give up everything. The standard streams and `keep` are the only open files afterwards."""
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
     os.setsid()
-    os.closerange(3, keep or 3)
-    os.closerange((keep or 2) + 1, 4096)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, 4096)
     os.chdir(HOME)
     os.umask(0o077)
     os.nice(NICENESS)
@@ -149,9 +157,10 @@ def _write_files(files: dict[str, str]) -> None:
 
 def _open_streams(stdin: str) -> None:
     """Fresh standard streams on the three descriptors; subprocesses of the code inherit them."""
-    with tempfile.TemporaryFile() as file:
-        file.write(stdin.encode("utf-8", "surrogatepass"))
-        file.seek(0)
+    with tempfile.TemporaryFile() if stdin else open(os.devnull, "rb") as file:
+        if stdin:
+            file.write(stdin.encode("utf-8", "surrogatepass"))
+            file.seek(0)
         os.dup2(file.fileno(), 0)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
     sys.stdout, sys.stderr = _text_writer(1), _text_writer(2)

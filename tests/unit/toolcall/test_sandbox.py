@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toolcall.sandbox import Ended, Limits, Sandbox, SandboxUnavailable
+from toolcall.sandbox.mends import mend
 
+ROOT = Path(__file__).parents[3]
 SMALL = Limits(wall_s=60, cpu_s=10, memory_mb=128, disk_mb=8, processes=8, output_bytes=10_000)
 
 
@@ -87,6 +92,25 @@ def test_who_ended_a_run_is_told_with_the_output_before_it(code, limits, ended):
     assert result.ended is ended
     assert len(result.stdout) <= 10_000
     assert result.stdout.startswith("a\n") or ended is Ended.TIMEOUT  # a starved machine may print nothing
+
+
+def test_boxes_made_ahead_are_for_runs_with_the_same_limits():
+    async def body(sandbox):
+        code = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+        limits = [None, replace(SMALL, open_files=77), None]
+        return [(await sandbox.run(code, limits=each)).stdout for each in limits]
+
+    assert in_sandbox(body) == ["128\n", "77\n", "128\n"]
+
+
+def test_a_box_that_cannot_be_made_is_no_failure_of_the_code():
+    async def body(sandbox):
+        too_large = replace(SMALL, memory_mb=1 << 50)
+        with pytest.raises(SandboxUnavailable, match="no box could be made: OverflowError"):
+            await sandbox.run("", limits=too_large)
+        return (await sandbox.run("print('next')")).stdout
+
+    assert in_sandbox(body) == "next\n"
 
 
 def test_memory_beyond_the_limit_is_a_memory_error():
@@ -175,3 +199,56 @@ def test_a_fork_server_that_died_is_replaced_at_the_next_run():
         return (await sandbox.run("print('next')")).stdout
 
     assert in_sandbox(body) == "next\n"
+
+
+REFUSED = "[Errno 1] unshare: Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("files", "refusal", "says"),
+    [
+        ({".dockerenv": ""}, REFUSED, "; since this is a container, start it with --security-opt seccomp="),
+        (
+            {"proc/sys/user/max_user_namespaces": "0\n", ".dockerenv": ""},
+            REFUSED,
+            "max_user_namespaces=10000",
+        ),
+        ({"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n"}, REFUSED, "_userns=0"),
+        ({"proc/sys/kernel/unprivileged_userns_clone": "0\n"}, REFUSED, "userns_clone=1"),
+        ({}, "[Errno 1] mount of /proc: Operation not permitted", "; if this is a container"),
+    ],
+)
+def test_a_refusal_of_the_kernel_says_how_to_mend_it(tmp_path, files, refusal, says):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert says in mend(refusal, tmp_path)
+
+
+def test_a_refusal_that_is_not_the_kernels_needs_no_other_mend(tmp_path):
+    assert (
+        mend("libseccomp.so.2 is not installed (Debian and Ubuntu: apt install libseccomp2)", tmp_path) == ""
+    )
+
+
+ALMOST_NO_NAMESPACES = """
+import asyncio
+from pathlib import Path
+from toolcall.tools.python import python_tool
+
+Path("/proc/sys/user/max_user_namespaces").write_text("0")  # of this process's user namespace alone
+try:
+    asyncio.run(python_tool().prepare())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_machine_that_gives_no_namespaces_is_refused_with_the_mend_and_the_unsafe_way():
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", ALMOST_NO_NAMESPACES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout.startswith("ToolUnavailable ") and "No space left on device" in done.stdout, done
+    assert "as root: sysctl user.max_user_namespaces=10000; see docs/security.md" in done.stdout
+    assert "unsafe_no_sandbox = true" in done.stdout
