@@ -54,6 +54,7 @@ class SchemaArguments:
             arguments, errors = mended, list(self._validator.iter_errors(mended))
         if errors:
             raise InvalidArguments(explain(_reasons(errors), self.parameters))
+        _refuse_infinite(arguments)
         return arguments
 
     def canonical(self, arguments: dict[str, Any]) -> str:
@@ -112,6 +113,14 @@ def _read_as(wanted: Any, value: Any) -> Any:
     except (ValueError, RecursionError):
         return None
     return None if isinstance(read, str) else read  # a wrong one is refused by the schema again
+
+
+def _refuse_infinite(arguments: dict[str, Any]) -> None:
+    """Python reads `NaN` and `1e999` as numbers; JSON has none such, and no server takes them."""
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except ValueError:
+        raise InvalidArguments("NaN and Infinity are no JSON numbers; give a finite one") from None
 
 
 def _reasons(errors: list[ValidationError]) -> list[str]:

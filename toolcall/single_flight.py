@@ -50,10 +50,10 @@ class SingleFlight(Generic[T]):
                 self._kept.move_to_end(key)
                 return kept, Served.KEPT
             del self._kept[key]
-        shared = key in self._flights
-        if not shared:
-            self._flights[key] = _Flight(asyncio.create_task(self._fly(key, make)))
-        flight = self._flights[key]
+        flight = self._flights.get(key)
+        shared = flight is not None
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.create_task(self._fly(key, make)))
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task), Served.SHARED if shared else Served.MADE
@@ -61,18 +61,21 @@ class SingleFlight(Generic[T]):
             flight.waiters -= 1
             if flight.waiters == 0 and not flight.task.done():
                 flight.task.cancel()
-                self._forget(key)
+                self._forget(key, flight.task)
 
     async def _fly(self, key: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
             value = await make()
         finally:
-            self._forget(key)
+            self._forget(key, asyncio.current_task())
         if self._keep(value):
             self._kept[key] = value
             if len(self._kept) > self._max_entries:
                 self._kept.popitem(last=False)
         return value
 
-    def _forget(self, key: str) -> None:
-        self._flights.pop(key, None)
+    def _forget(self, key: str, task: asyncio.Task[Any] | None) -> None:
+        """Unless another flight has taken the place of a cancelled one."""
+        flight = self._flights.get(key)
+        if flight is not None and flight.task is task:
+            del self._flights[key]

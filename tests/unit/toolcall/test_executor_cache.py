@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.toolcall.support import executor_for, loop_time, run_one, run_virtual
 from toolcall import BadTool, Executor, Outcome, Tool, schema_tool, tool
+from toolcall.single_flight import Served, SingleFlight
 
 
 def looking(**options: Any) -> tuple[Tool, list[str]]:
@@ -44,6 +45,41 @@ def test_a_kept_result_is_served_until_its_ttl_and_its_age_is_told():
     assert [r.span.cache for r in results] == ["made", "kept", "made", "kept"]
     assert results[1].span.cache_age_s == pytest.approx(50)
     assert (metrics["tool/look/cache_hits"], metrics["tool/look/cache_age_s"]) == (2, pytest.approx(25))
+
+
+def test_a_cancelled_run_that_still_cleans_up_leaves_its_successor_to_be_shared():
+    async def scenario():
+        flights: SingleFlight[str] = SingleFlight(4, keep=lambda value: True)
+        cleaned, go = asyncio.Event(), asyncio.Event()
+        runs = 0
+
+        async def make() -> str:
+            nonlocal runs
+            runs += 1
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                await cleaned.wait()
+                raise
+            return "value"
+
+        def ask() -> asyncio.Task[tuple[str, Served]]:
+            return asyncio.create_task(flights.get("key", make, lambda value: True))
+
+        first = ask()
+        await asyncio.sleep(1)
+        first.cancel()
+        await asyncio.wait({first})
+        second = ask()
+        await asyncio.sleep(1)
+        cleaned.set()
+        await asyncio.sleep(1)
+        third = ask()
+        await asyncio.sleep(1)
+        go.set()
+        return runs, (await second)[1], (await third)[1]
+
+    assert run_virtual(scenario()) == (2, Served.MADE, Served.SHARED)
 
 
 def real(look: Tool, shared: Path) -> Executor:

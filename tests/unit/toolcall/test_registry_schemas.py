@@ -82,6 +82,14 @@ def test_c7_refused_arguments_are_named(change, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity", "[1, NaN]", float("inf")])
+def test_c7_numbers_that_json_has_not_are_refused(value):
+    either = {"type": ["number", "array"]}
+    tool = schema_tool("take", "Take.", {"type": "object", "properties": {"x": either}}, _echo)
+    with pytest.raises(InvalidArguments, match="NaN and Infinity are no JSON numbers"):
+        tool.validate({"x": value})
+
+
 def test_c7_many_errors_and_long_values_stay_short():
     with pytest.raises(InvalidArguments) as error:
         weather.validate({str(number): "x" * 10_000 for number in range(50)})
