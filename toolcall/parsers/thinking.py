@@ -26,6 +26,8 @@ TAGS = (*SECTIONS, *SECTIONS.values())
 _ANY_TAG = "|".join(map(re.escape, TAGS))
 _CLOSER = re.compile("|".join(map(re.escape, SECTIONS.values())))
 _THINKING_ONLY = re.compile(_ANY_TAG)
+MAX_CALLS = 128  # of a turn
+_TOO_MANY = f"a turn may hold {MAX_CALLS} calls; this one and those after it did not run"
 _MODEL_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 LINE_START = "(?:(?m:^)|" + "|".join(f"(?<={re.escape(tag)})" for tag in SECTIONS.values()) + ")[ \t]*"
@@ -81,6 +83,8 @@ def scan(
             found += items
             if not items:
                 pieces.append(text[match.start() : position])
+            if len(found) > MAX_CALLS and (section_seen or not _CLOSER.search(text, position)):
+                position = len(text)
     pieces.append(text[position:])
     return ParsedTurn(with_ids(found, make_id), "".join(pieces).strip())
 
@@ -110,7 +114,11 @@ def _end_of_section(closer: re.Pattern[str], text: str, start: int) -> int:
 
 
 def with_ids(found: Sequence[Found], make_id: Callable[[int], str] = numbered) -> tuple[Found, ...]:
-    """An id that the model wrote itself is kept if it names one call only; else the call is numbered."""
+    """An id that the model wrote itself is kept if it names one call only; else the call is numbered. Of more
+    than `MAX_CALLS`, as a model repeats itself, the rest is one failure."""
+    if len(found) > MAX_CALLS:
+        rest = ParseFailure("", _TOO_MANY, position=found[MAX_CALLS].position)
+        found = [*found[:MAX_CALLS], rest]
     written = [item.id for item in found]
     return tuple(
         item

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcall.parsers import make_parser
+from toolcall.parsers.thinking import MAX_CALLS
 from toolcall.types import CallSpan, Outcome, ParseFailure, ToolCall, ToolResult
 
 HERMES = make_parser("hermes")
@@ -73,6 +74,17 @@ def test_c1_a_broken_call_does_not_hide_the_next():
 def test_c1_whatever_is_wrong_with_a_call_the_next_runs(broken, closing):
     calls = HERMES.parse(f"<tool_call>{broken}{closing}\n{call()}").calls
     assert [type(c) for c in calls] == [ParseFailure, ToolCall]
+
+
+def test_c11_a_turn_that_repeats_itself_holds_a_bounded_number_of_calls():
+    repeated = call() * (MAX_CALLS + 100)
+    *calls, last = HERMES.parse(f"A {repeated} B").calls
+    assert len(calls) == MAX_CALLS and all(isinstance(c, ToolCall) for c in calls)
+    assert (
+        isinstance(last, ParseFailure) and "128 calls; this one and those after it did not run" in last.reason
+    )
+    assert len(HERMES.parse(call() * MAX_CALLS).calls) == MAX_CALLS
+    assert len(HERMES.parse(f"{repeated}</think>{call()}").calls) == 1  # the template opened the section
 
 
 def test_c2_a_call_in_thinking_is_not_a_call():
