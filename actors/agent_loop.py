@@ -72,6 +72,12 @@ class Rollouts:
         )
         return cls(task, config.task, engine, renderer, executor, sampling, actor)
 
+    def of_row(self, row: Row) -> Rollouts:
+        """For an episode of this row, which may offer tools of its own."""
+        if self.task.offered is None:
+            return self
+        return replace(self, renderer=self.renderer.offering(self.task.tools_of(row)))
+
 
 def mixed_rollouts(
     config: RunConfig,
@@ -124,13 +130,13 @@ async def run_episode(
 
     `on_rolled` is called when the engine is done with it: what follows waits for rewards only.
     """
-    task = rollouts.task
+    task, rollouts = rollouts.task, rollouts.of_row(row)
     messages = task.make_messages(row)
     state = _State(
         row=row,
         messages=messages,
         recorder=Recorder(rollouts.renderer.prompt(messages)),
-        context=tool_context(lease, index, row),
+        context=tool_context(lease, index, row, task),
     )
     try:
         stop_reason, error = await _roll(rollouts, state)
@@ -340,7 +346,7 @@ def fit_observation(
         keep[longest] = int(keep[longest] * min(0.9, max(room, 0) / len(ids)))
 
 
-def tool_context(lease: Lease, index: int, row: Row) -> ToolContext:
+def tool_context(lease: Lease, index: int, row: Row, task: Task) -> ToolContext:
     """What the tools of member `index` are told."""
     return ToolContext(
         trajectory_id=f"{lease.group_id}/{index}",
@@ -348,6 +354,7 @@ def tool_context(lease: Lease, index: int, row: Row) -> ToolContext:
         sample_index=index,
         row=row,
         rng=random.Random(f"{lease.seed}/{index}"),
+        offered={tool.name: tool for tool in task.tools_of(row)},
     )
 
 

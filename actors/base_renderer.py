@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from actors.call_syntax import CallSyntax
 from actors.chat_template import ChatTemplate
 from actors.tokens import Tokens
 from actors.worked_examples import in_one_turn
 from tasks.types import Message, Task
+from toolcall.registry import Tool
 from toolcall.types import ParsedTurn, ToolResult
 
 END_OF_MESSAGE = ("<|eom_id|>", "<|eom|>")  # Llama may end a turn that calls a tool by these
@@ -29,12 +31,21 @@ class TokenizerRenderer:
         self._template = template
         self._tokens = Tokens(tokenizer, self._parser.markers)
         self._prefill = task.prefill
-        self._offer = self._offer_where_nobody_does(task)
+        self._tools_in_prompt = task.tools_in_prompt
+        self._offer = self._offer_where_nobody_does(task.tools)
         self._end_of_turn = self._tokens.literal(template.end_of_turn())[:1]
         self._ends = self._end_tokens(tokenizer)
         self.stop = tuple(self._parser.stop)
         eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_token_ids = tuple(dict.fromkeys((*self._ends, *eos)))
+
+    def offering(self, tools: Sequence[Tool]) -> Self:
+        schemas = [tool.schema() for tool in tools]
+        other = copy.copy(self)
+        other._parser = self._parser.for_tools(schemas)
+        other._template = self._template.offering(self._for_template(schemas))
+        other._offer = other._offer_where_nobody_does(tools)
+        return other
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         return self._tokens.literal(self.template(messages) + self._prefill)
@@ -66,13 +77,17 @@ class TokenizerRenderer:
         own = [token for token in self._end_of_turn if token in control]
         return (*own, *(added[token] for token in END_OF_MESSAGE if token in added))
 
-    def _offer_where_nobody_does(self, task: Task) -> str:
+    def _for_template(self, schemas: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]] | None:
+        """The schemas that the chat template is given to show."""
+        return None if self._tools_in_prompt or self._parser.inline else schemas or None
+
+    def _offer_where_nobody_does(self, tools: Sequence[Tool]) -> str:
         """What the system message must say because neither the prompt nor the template shows the tools."""
-        if task.tools_in_prompt or not task.tools:
+        if self._tools_in_prompt or not tools:
             return ""
         if not self._parser.inline and self._template.shows_tools:
             return ""
-        return self._parser.offer([tool.schema() for tool in task.tools])
+        return self._parser.offer([tool.schema() for tool in tools])
 
 
 class InlineRenderer(TokenizerRenderer):

@@ -73,7 +73,8 @@ async def chat(
         if not text.strip():
             continue
         messages = [*conversation, {"role": "user", "content": text}]
-        draw = Draw("chat", number, {"messages": messages}, temperature, number, 1)
+        row = {**task.train[0], "messages": messages}  # what its tools know of a row is the first one's
+        draw = Draw("chat", number, row, temperature, number, 1)
         finished = await roll(draw, draw.lease(), 0)
         show(finished, console)
         if finished.episode.turns:  # else it got no answer, and asking again is not two questions in a row

@@ -7,6 +7,7 @@ Used by `actors.renderer` and `actors.call_syntax`.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,12 @@ class ChatTemplate:
         self._schemas = schemas
         self._arguments_as_text = False
 
+    def offering(self, schemas: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+        """The same template with other tools; how it writes calls does not depend on them."""
+        other = copy.copy(self)
+        other._schemas = schemas
+        return other
+
     def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
         """The conversation as text; `open_turn`: with the header of the assistant turn to come."""
         return self._tokenizer.apply_chat_template(
@@ -51,6 +58,8 @@ class ChatTemplate:
     def shows_tools(self) -> bool:
         """Does a conversation name any of the schemas' tools?"""
         shown = self.render(ASK)
+        if shown == self.offering(None)._try(ASK):  # a short name may stand in any text
+            return False
         return any(schema["function"]["name"] in shown for schema in self._schemas or ())
 
     def end_of_turn(self) -> str:

@@ -29,7 +29,7 @@ from tasks.scoring import score
 from tasks.types import Episode, Message, Score, Task
 from toolcall.executor import Executor
 from toolcall.parsers import make_parser
-from toolcall.types import ParsedTurn, ParseFailure, ToolCall, ToolContext, ToolResult
+from toolcall.types import ParsedTurn, ParseFailure, Parser, ToolCall, ToolContext, ToolResult
 
 REQUEST_TIMEOUT_S = 120.0
 RETRIES = 4  # by the client, with backoff, for refused connections, 429 and 5xx
@@ -46,6 +46,7 @@ class Conversation:
 
     messages: list[Message]
     context: ToolContext
+    schemas: list[dict[str, Any]]  # of the tools that its row offers
     turns: list[str] = field(default_factory=list)
     parsed: list[ParsedTurn] = field(default_factory=list)
     results: list[tuple[ToolResult, ...]] = field(default_factory=list)
@@ -61,8 +62,7 @@ class Endpoint:
         self.url, _, self.model = url.partition("#")
         self._limits, self._task = limits, task
         self._executor = Executor(task.tools)
-        self._schemas = [] if task.tools_in_prompt else [tool.schema() for tool in task.tools]
-        self._parser = task.parser or make_parser("hermes", self._schemas)
+        self._parser = task.parser or make_parser("hermes")
         self._client = AsyncOpenAI(
             base_url=self.url,
             api_key=os.environ.get("OPENAI_API_KEY", "none"),
@@ -94,8 +94,9 @@ class Endpoint:
     async def roll(self, draw: Any, lease: Lease, number: int) -> Finished:
         """Member `number` of an `actors.evaluator.Draw`."""
         seed = lease.seed % 2**31 + number  # within what servers take
-        context = tool_context(lease, number, draw.row)
-        talk = Conversation(self._task.make_messages(draw.row), context)
+        context = tool_context(lease, number, draw.row, self._task)
+        schemas = [tool.schema() for tool in self._task.tools_of(draw.row)]
+        talk = Conversation(self._task.make_messages(draw.row), context, schemas)
         prompt = tuple(talk.messages)
         try:
             stop_reason, error = await self._talk(talk, draw.temperature, seed)
@@ -161,28 +162,28 @@ class Endpoint:
             "max_tokens": self._limits.max_tokens_per_turn,
             "seed": seed,
         }
-        if self._schemas:
-            request["tools"] = self._schemas
+        if talk.schemas and not self._task.tools_in_prompt:
+            request["tools"] = talk.schemas
         elif self._parser.stop:
             request["stop"] = list(self._parser.stop)[:4]  # what the protocol takes
         answer = await self._client.chat.completions.create(**request)
         choice = answer.choices[0]
         talk.tokens += answer.usage.completion_tokens if answer.usage else 0
-        parsed, text = self._read(choice, cut=choice.finish_reason == "length")
+        parsed, text = self._read(choice, self._parser.for_tools(talk.schemas))
         talk.turns.append(text)
         talk.parsed.append(parsed)
         talk.results.append(())
         talk.messages.append(_said(choice.message))
         return parsed, choice.finish_reason == "length"
 
-    def _read(self, choice: Any, cut: bool) -> tuple[ParsedTurn, str]:
+    def _read(self, choice: Any, parser: Parser) -> tuple[ParsedTurn, str]:
         text = choice.message.content or ""
         if choice.message.tool_calls:
             calls = tuple(_call(call) for call in choice.message.tool_calls)
             whole = [call for call in calls if isinstance(call, ToolCall)]
-            return ParsedTurn(calls, text), text + self._parser.render_calls(whole)
-        text += _cut_stop(text, self._parser.stop) if choice.finish_reason == "stop" else ""
-        return self._parser.parse(text, truncated=cut), text
+            return ParsedTurn(calls, text), text + parser.render_calls(whole)
+        text += _cut_stop(text, parser.stop) if choice.finish_reason == "stop" else ""
+        return parser.parse(text, truncated=choice.finish_reason == "length"), text
 
     async def invoke(self, talk: Conversation, parsed: ParsedTurn) -> tuple[ToolResult, ...]:
         """Run the calls of the last message and append their results to the conversation."""

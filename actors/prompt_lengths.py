@@ -18,7 +18,7 @@ from actors.agent_loop import MIN_TURN_TOKENS
 from actors.renderer import Renderer, RendererError, load_tokenizer, make_renderers
 from configs.load import load_config
 from tasks.mixture import load_mixture
-from tasks.types import Message, Task
+from tasks.types import Message, Row, Task
 
 
 def too_long(task: Task, renderer: Renderer, max_trajectory_tokens: int) -> list[int]:
@@ -27,12 +27,18 @@ def too_long(task: Task, renderer: Renderer, max_trajectory_tokens: int) -> list
     # A token is a byte or more, and the template's own share is no longer than the first prompt: most
     # rows need not be tokenised.
     frame = len(renderer.prompt(task.make_messages(task.train[0])))
+    if task.offered is not None:
+        return [i for i, row in enumerate(task.train) if _length(task, renderer, row) > limit]
     found = []
     for index, row in enumerate(task.train):
         messages = task.make_messages(row)
         if frame + _bytes(messages) > limit and len(renderer.prompt(messages)) > limit:
             found.append(index)
     return found
+
+
+def _length(task: Task, renderer: Renderer, row: Row) -> int:
+    return len(renderer.offering(task.tools_of(row)).prompt(task.make_messages(row)))
 
 
 def _bytes(messages: Sequence[Message]) -> int:
@@ -52,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RendererError as error:
         sys.exit(f"error: {error}")
     found = [
-        too_long(part.task, renderer, part.limits.max_trajectory_tokens) if part.limits.data else []
+        too_long(part.task, renderer, part.limits.max_trajectory_tokens)
+        if part.limits.data or part.task.offered
+        else []
         for part, renderer in zip(mixture.parts, renderers, strict=True)
     ]
     print(json.dumps({"too_long": found, "syntaxes": [str(renderer.syntax) for renderer in renderers]}))

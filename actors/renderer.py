@@ -13,8 +13,9 @@ Called by the agent loop, the evaluator and `launch.py check`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from actors.base_renderer import InlineRenderer, RendererError
 from actors.call_syntax import CallSyntax, UnknownSyntax
@@ -23,6 +24,7 @@ from actors.template_renderer import TemplateRenderer
 from actors.typed_renderer import TypedRenderer, typed_renderer_name
 from tasks.mixture import Mixture
 from tasks.types import Message, Task
+from toolcall.registry import Tool
 from toolcall.types import ParsedTurn, ToolResult
 
 __all__ = ["Renderer", "RendererError", "load_tokenizer", "make_renderer", "make_renderers"]
@@ -34,6 +36,10 @@ class Renderer(Protocol):
     syntax: CallSyntax
 
     def prompt(self, messages: Sequence[Message]) -> list[int]: ...
+
+    def offering(self, tools: Sequence[Tool]) -> Self:
+        """The renderer of an episode whose row offers these tools and no others."""
+        ...
 
     def observation(
         self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], results: Sequence[ToolResult]
@@ -60,6 +66,8 @@ def make_renderer(tokenizer: Any, task: Task, renderer: str = "auto") -> Rendere
     """The renderer for this tokenizer and task, checked: the prompt must offer every tool (CASES C15)."""
     from jinja2 import TemplateError
 
+    if task.offered is not None:
+        task = replace(task, tools=task.tools_of(task.train[0]))
     try:
         made = _make(tokenizer, task, typed_renderer_name(tokenizer) if renderer == "auto" else renderer)
     except (UnknownSyntax, BadTemplate) as error:

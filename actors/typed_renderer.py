@@ -7,8 +7,9 @@ see `actors.token_parsing`. Made by `actors.renderer.make_renderer`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from actors.base_renderer import RendererError
 from actors.call_syntax import CallSyntax
@@ -17,6 +18,7 @@ from actors.token_parsing import read_response
 from actors.tokens import Tokens
 from tasks.types import Message, Task
 from toolcall.parsers.results import shown
+from toolcall.registry import Tool
 from toolcall.types import ParsedTurn, ToolResult
 
 
@@ -41,11 +43,19 @@ class TypedRenderer:
         why = f"token by token by the renderers package, which knows {name!r}"
         self.syntax = CallSyntax(name, why) if task.parser is None else CallSyntax.of(task.parser)
         self._schemas = None if task.tools_in_prompt else [tool.schema() for tool in task.tools] or None
+        self._tools_in_prompt = task.tools_in_prompt
         self._prefill = task.prefill
         self.stop = () if task.parser is None else tuple(task.parser.stop)
         self.stop_token_ids = tuple(self._renderer.get_stop_token_ids())
         kept = [text for text, id in tokenizer.get_added_vocab().items() if id not in self.stop_token_ids]
         self._tokens = Tokens(tokenizer, kept)
+
+    def offering(self, tools: Sequence[Tool]) -> Self:
+        schemas = [tool.schema() for tool in tools]
+        other = copy.copy(self)
+        other._parser = self._parser.for_tools(schemas) if self._parser else None
+        other._schemas = None if self._tools_in_prompt else schemas or None
+        return other
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         ids = self._renderer.render_ids(list(messages), tools=self._schemas, add_generation_prompt=True)

@@ -17,7 +17,8 @@ from configs.section import SECTION, Positive, Seconds
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SECRET = re.compile(r"auth|cookie|token|secret|passw|key|credential", re.IGNORECASE)
-_ONLY_WITH_COMMAND = ("args", "env", "cwd")
+FOLDER = re.compile(r"(?<!\$)\{folder\}")  # in args and env: the trajectory's private folder
+_ONLY_WITH_COMMAND = ("args", "env", "cwd", "files")
 _ONLY_WITH_URL = ("headers",)
 
 
@@ -49,6 +50,8 @@ class McpConfig(BaseModel):
     """Put before the name of each tool that `rename` does not name."""
     scope: Literal["actor", "trajectory"] = "actor"
     """One session for all trajectories of an actor, or one each for servers that keep state."""
+    files: str = ""
+    """With `scope = "trajectory"`: field of the row, path → text, put into `{folder}`; see docs/mcp.md."""
     connect_timeout_s: Seconds = 30
     """Deadline for the server to start and list its tools."""
     timeout_s: Seconds = 30
@@ -71,6 +74,11 @@ def refuse_bad_server(name: str, server: McpConfig) -> None:
     defaults = McpConfig.model_fields  # a run folder's config spells them out
     if key := next((key for key in useless if getattr(server, key) != defaults[key].default), None):
         raise ValueError(f"{table}.{key} has no effect with {'url' if server.url else 'command'}; remove it")
+    if server.scope != "trajectory":
+        if server.files:
+            raise ValueError(f'{table}.files is of one trajectory; set {table}.scope = "trajectory"')
+        if any(map(FOLDER.search, (*server.args, *server.env.values()))):
+            raise ValueError(f'{table}: {{folder}} is of one trajectory; set {table}.scope = "trajectory"')
     if secret := next(_plain_secrets(server), None):
         raise ValueError(
             f"{table}.{secret} would be written to the run folder; keep the value in an environment "

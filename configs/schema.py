@@ -44,6 +44,10 @@ class TaskConfig(Section):
     """Prompts that leave no room to answer in `max_trajectory_tokens`: leave them out and count, or stop."""
     tools: list[str | dict[str, Any]] = []
     """With `data`: tools as `module:object` or `{ use = "module:function", options = { … } }`."""
+    tools_field: str = ""
+    """With `data`: field of the row with the names or JSON schemas of the tools it offers; empty: all."""
+    tools_answer: str = ""
+    """With `tools_field`: async `module:function` (name, arguments, context) that answers for schemas."""
     tool_options: dict[str, dict[str, Any]] = {}
     """Options of single tools instead of their decorators', e.g. `[task.tool_options.search] timeout = 5`."""
     rewards: list[str | dict[str, Any]] = []

@@ -14,6 +14,8 @@ from configs.schema import RunConfig
 
 _ONLY_WITH_DATA = (
     "task.tools",
+    "task.tools_field",
+    "task.tools_answer",
     "task.rewards",
     "task.prompt",
     "task.system",
@@ -45,6 +47,8 @@ def _dead(config: RunConfig) -> dict[str, str]:
         dead.update(dict.fromkeys(_ONLY_WITH_DATA, "without task.data"))
     else:
         dead.update(dict.fromkeys(_ONLY_WITHOUT_DATA, "with task.data"))
+        if not config.task.tools_field:
+            dead["task.tools_answer"] = "without task.tools_field"
     if not config.judge.serve:
         dead.update(dict.fromkeys(("judge.gpus", "judge.options"), "without judge.serve"))
     if config.eval.every_steps == 0:

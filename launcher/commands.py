@@ -107,9 +107,10 @@ def tools(config: Path | None, words: Sequence[str]) -> int:
     if call is not None:
         return 0 if try_call(console, [part.task for part in parts], call) else 1
     for part in parts:
-        if len(parts) > 1 or not part.task.tools:
-            _heading(console, f"task {part.task.name}{'' if part.task.tools else ' has no tools'}")
-        print_tools(console, part.task.tools)
+        offered = part.task.tools_of(part.task.train[0])
+        if len(parts) > 1 or not offered:
+            _heading(console, f"task {part.task.name}{'' if offered else ' has no tools'}")
+        print_tools(console, offered)
     return 0
 
 
@@ -310,7 +311,9 @@ def _show_task(console: Console, part: Part, mixed: bool) -> None:
     _heading(console, f"task {in_words(part, mixed)}")
     rewards = ", ".join(f"{r.name} (weight {r.weight:g})" for r in part.task.rewards)
     console.print("rewards: " + rewards, highlight=False)
-    print_tools(console, part.task.tools)
+    if part.task.offered is not None:
+        console.print("tools of the first row (each row offers its own):", highlight=False)
+    print_tools(console, part.task.tools_of(part.task.train[0]))
 
 
 def _heading(console: Console, text: str) -> None:

@@ -48,7 +48,7 @@ def read_call(words: Sequence[str]) -> ToolCall | None:
 def try_call(console: Console, tasks: Sequence[Task], call: ToolCall) -> bool:
     """Run the call for the first prompt of the task that has the tool, and print what the model would read.
     True if it worked."""
-    task = next((task for task in tasks if call.name in [tool.name for tool in task.tools]), tasks[0])
+    task = next((task for task in tasks if call.name in _offered(task)), tasks[0])
     result = asyncio.run(_run(task, call))
     seconds = result.span.ended - result.span.started
     console.print(f"{result.name}: {result.outcome} in {seconds:.3f} s", style="bold", highlight=False)
@@ -56,10 +56,15 @@ def try_call(console: Console, tasks: Sequence[Task], call: ToolCall) -> bool:
     return result.outcome is Outcome.OK
 
 
+def _offered(task: Task) -> dict[str, Tool]:
+    """To the first prompt."""
+    return {tool.name: tool for tool in task.tools_of(task.train[0])}
+
+
 async def _run(task: Task, call: ToolCall) -> ToolResult:
     executor = Executor(task.tools)
     row: dict[str, Any] = task.train[0]
-    context = ToolContext(trajectory_id="try", group_id="try", row=row)
+    context = ToolContext(trajectory_id="try", group_id="try", row=row, offered=_offered(task))
     try:
         (result,) = await executor.run(ParsedTurn((call,)), context)
         return result

@@ -76,6 +76,8 @@ def _introduce(run: Run, console: Console) -> None:
 def in_words(part: Part, mixed: bool = False) -> str:
     """A task in one line."""
     task, tools = part.task, ", ".join(tool.name for tool in part.task.tools)
+    if task.offered is not None:
+        tools = "each row offers its own tools"
     text = f"{task.name}: {len(task.train)} training and {len(task.held_out)} held-out prompts; {tools}"
     return f"{text}; weight {part.weight:g}, {part.share} prompts an epoch" if mixed else text
 

@@ -1,6 +1,7 @@
 """The shipped task `code`: write a Python function, try it in the sandbox, be scored by hidden tests.
 
-Problems are made from a seed, in three grades of difficulty; MBPP-style files work through the reward alone:
+Problems are made from a seed, in three grades of difficulty; files like MBPP's and HumanEval's work through
+the rewards alone:
 
     data = "mbpp.jsonl", rewards = [{ use = "tasks.code:passes_tests", fields = { tests = "test_list" } }]
 
@@ -70,19 +71,29 @@ async def run_tests(code: str, tests: Sequence[str]) -> list[bool]:
 
 
 @reward(timeout=60)
-async def passes_tests(episode: Episode, tests: list[str], setup: str = "") -> float:
-    """1 if the function in the last turn's code block passes all `tests` (lines with assert), else 0."""
-    return float(all(await _outcome(episode, tests, setup)))
+async def passes_tests(
+    episode: Episode, tests: list[str] | str, setup: str = "", entry_point: str = ""
+) -> float:
+    """1 if the function in the last turn's code block passes all `tests`, else 0.
+
+    tests: lines with assert, or the text of a function `check` that is called with `entry_point`. setup: code
+    that runs before.
+    """
+    return float(all(await _outcome(episode, tests, setup, entry_point)))
 
 
 @reward(weight=0.2, timeout=60)
-async def tests_passed(episode: Episode, tests: list[str], setup: str = "") -> float:
+async def tests_passed(
+    episode: Episode, tests: list[str] | str, setup: str = "", entry_point: str = ""
+) -> float:
     """The share of `tests` that it passes."""
-    outcome = await _outcome(episode, tests, setup)
+    outcome = await _outcome(episode, tests, setup, entry_point)
     return sum(outcome) / len(outcome)
 
 
-async def _outcome(episode: Episode, tests: Sequence[str], setup: str) -> list[bool]:
+async def _outcome(episode: Episode, tests: Sequence[str] | str, setup: str, entry_point: str) -> list[bool]:
+    if isinstance(tests, str):
+        tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests] if tests.strip() else []
     if not tests:
         raise Unscorable("the row has no tests")
     code = final_code(episode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,18 @@ from configs.schema import TaskConfig
 from tasks.data import PromptTemplate, split
 from tasks.readers import BadData, PlacedRow, read_rows
 from tasks.reward import BadReward, arguments_of, check_parameters, configured
+from tasks.row_tools import RowTools, acknowledge
 from tasks.types import Episode, Reward, Task
 from toolcall.importing import import_object
 from toolcall.parsers import AUTO, make_parser
 from toolcall.registry import Tool, load_tools
 from toolcall.types import Parser
 
-SHIPPED = {  # functions (seed, **options) -> Task
+SHIPPED = {  # functions (seed, **options) -> Task; one with a parameter `folder` gets the config's
     "calculator": "tasks.calculator:calculator_task",
     "code": "tasks.code:code_task",
+    "function_calling": "tasks.function_calling:function_calling_task",
+    "mcp_files": "tasks.mcp_files:mcp_files_task",
     "search_qa": "tasks.search_qa:search_qa_task",
     "sql": "tasks.sql:sql_task",
 }
@@ -80,23 +83,25 @@ def _made_task(config: TaskConfig, config_dir: Path, seed: int) -> Task:
         )
     if not callable(make):
         raise BadTask(f"task.name = {config.name!r} is not a function that returns a Task")
-    task = make(**_options(make, config, seed))
+    task = make(**_options(make, config, {"seed": seed, "folder": config_dir}))
     if not isinstance(task, Task):
         raise BadTask(f"task.name = {config.name!r} returned a {type(task).__name__}, not a tasks.Task")
+    rows = (row for side in (task.train, task.held_out) for row in side)
+    _check_files(config, (PlacedRow(row, f"{task.name} row {n}") for n, row in enumerate(rows, 1)))
     return replace(task, tools=load_tools([*task.tools, *_mcp_tools(config, config_dir)]))
 
 
-def _options(make: Callable[..., Any], config: TaskConfig, seed: int) -> dict[str, Any]:
-    """`task.options`, checked against the function's parameters, and the seed if it takes one."""
+def _options(make: Callable[..., Any], config: TaskConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`task.options`, checked against the function's parameters, and what of `given` it takes."""
     parameters = inspect.signature(make).parameters
-    names = [name for name in parameters if name != "seed"]
+    names = [name for name in parameters if name not in given]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for option in config.options:
         if option not in names and not open_ended:
             raise BadTask(
                 f"task.options has no {option!r} for {config.name!r}; it takes: {', '.join(names) or 'none'}"
             )
-    return {**config.options, **({"seed": seed} if "seed" in parameters else {})}
+    return {**config.options, **{name: value for name, value in given.items() if name in parameters}}
 
 
 def _data_task(config: TaskConfig, config_dir: Path) -> Task:
@@ -107,8 +112,10 @@ def _data_task(config: TaskConfig, config_dir: Path) -> Task:
     prompt.check(rows)
     rewards = _load_rewards(config.rewards, config_dir)
     _check_fields(rewards, rows)
+    _check_files(config, rows)
     tools = load_tools([*config.tools, *_mcp_tools(config, config_dir)], config_dir)
     parser = _parser_for(config.parser, config.parser_options, tools)
+    offered = _row_tools(config, config_dir, tools, parser, rows)
     train, held_out = split(rows, config.held_out, prompt.prompt)
     return Task(
         name=Path(config.data).stem if ":" not in config.data else config.data,
@@ -120,7 +127,21 @@ def _data_task(config: TaskConfig, config_dir: Path) -> Task:
         rewards=rewards,
         success=lambda episode: _succeeded(episode, rewards),
         tools_in_prompt=_taught(parser, tools, config),
+        offered=offered,
     )
+
+
+def _row_tools(
+    config: TaskConfig, config_dir: Path, tools: Sequence[Tool], parser: Parser | None, rows: list[PlacedRow]
+) -> RowTools | None:
+    if not config.tools_field:
+        return None
+    answer = import_object(config.tools_answer, config_dir) if config.tools_answer else acknowledge
+    if not inspect.iscoroutinefunction(answer):
+        raise BadTask(f"task.tools_answer = {config.tools_answer!r} is no async function; write async def")
+    offered = RowTools(config.tools_field, tools, answer)
+    offered.check(rows, own=parser is None or not parser.inline)
+    return offered
 
 
 def _mcp_tools(config: TaskConfig, config_dir: Path) -> list[Tool]:
@@ -130,6 +151,20 @@ def _mcp_tools(config: TaskConfig, config_dir: Path) -> list[Tool]:
     from toolcall.mcp.loading import load_mcp_tools  # the SDK takes a second to import
 
     return load_mcp_tools(config.mcp, config_dir)
+
+
+def _check_files(config: TaskConfig, rows: Iterable[PlacedRow]) -> None:
+    fields = {server.files for server in config.mcp.values() if server.files}
+    if not fields:
+        return
+    from toolcall.mcp.folder import BadFiles, check_files
+
+    for placed in rows:
+        try:
+            for field in fields:
+                check_files(placed.row, field)
+        except BadFiles as error:
+            raise BadData(f"{placed.place}: {error}") from error
 
 
 def _succeeded(episode: Episode, rewards: Sequence[Reward]) -> bool:

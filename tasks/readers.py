@@ -117,6 +117,7 @@ def _rows_of_csv(path: Path) -> list[PlacedRow]:
     reader = csv.DictReader(io.StringIO(_read_text(path), newline=""), strict=True)
     rows = []
     try:
+        _refuse_same_columns(path, reader.fieldnames or ())
         for row in reader:
             place = f"{path.name} line {reader.line_num}"
             if not any((row or {}).values()):
@@ -129,15 +130,19 @@ def _rows_of_csv(path: Path) -> list[PlacedRow]:
     return rows
 
 
+def _refuse_same_columns(path: Path, names: Sequence[str]) -> None:
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BadData(f"{path.name} line 1: two columns are called {twice!r}; rename one")
+
+
 def _rows_of_json(path: Path) -> list[PlacedRow]:
+    text = _read_text(path)
+    if not text.lstrip().startswith("["):  # many a .json file holds JSON lines
+        return _rows_of_jsonl(path)
     try:
-        value = json.loads(_read_text(path))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadData(f"{path.name}: not valid JSON ({error})") from error
-    if not isinstance(value, list):
-        raise BadData(
-            f"{path.name}: a .json file must hold one list of objects; or write JSON lines as .jsonl"
-        )
     return [_placed(row, f"{path.name} item {number}") for number, row in enumerate(value, 1)]
 
 

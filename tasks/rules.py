@@ -56,9 +56,13 @@ def final_text(episode: Episode) -> str:
 
 
 def normalise(text: str) -> str:
-    """Lower case, no punctuation, no articles, single spaces: the comparison of SQuAD (Rajpurkar 2016)."""
-    text = unicodedata.normalize("NFKC", text).casefold().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", text).split())
+    """Lower case, no punctuation, no articles, single spaces: the comparison of SQuAD (Rajpurkar 2016).
+
+    Of a text that has nothing else, such as the choice "A", these stay, or every empty answer would equal it.
+    """
+    whole = unicodedata.normalize("NFKC", text).casefold()
+    words = whole.translate(_PUNCTUATION)
+    return next((" ".join(t.split()) for t in (_ARTICLES.sub(" ", words), words, whole) if t.strip()), "")
 
 
 def same_text(given: str, expected: Any) -> bool:

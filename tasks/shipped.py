@@ -1,6 +1,6 @@
 """What the shipped tasks share: worked examples as prior turns, and the checks of their options.
 
-Used by `tasks.calculator`, `tasks.code`, `tasks.search_qa` and `tasks.sql`.
+Used by the modules that `tasks.loading.SHIPPED` names.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ from tasks.types import Message, Row
 def worked_example(
     question: str, tool: str, arguments: Mapping[str, Any], result: str, answer: str
 ) -> list[Message]:
-    """Question, one call, its result, `<answer>`; the renderer writes the call in the model's syntax."""
+    """`one_call` that ends with `<answer>`."""
+    return one_call(question, tool, arguments, result, f"<answer>{answer}</answer>")
+
+
+def one_call(
+    question: str, tool: str, arguments: Mapping[str, Any], result: str, reply: str
+) -> list[Message]:
+    """Question, one call, its result, the reply; the renderer writes the call in the model's syntax."""
     function = {"name": tool, "arguments": arguments}
     return [
         {"role": "user", "content": question},
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
         {"role": "tool", "name": tool, "content": result},
-        {"role": "assistant", "content": f"<answer>{answer}</answer>"},
+        {"role": "assistant", "content": reply},
     ]
 
 

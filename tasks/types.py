@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from toolcall.registry import Tool
 from toolcall.types import ParsedTurn, Parser, ToolContext, ToolResult
 
 Row = dict[str, Any]
@@ -99,9 +100,14 @@ class Task:
     train: Sequence[Row]
     held_out: Sequence[Row]
     make_messages: Callable[[Row], list[Message]]
-    tools: Sequence[Any]  # toolcall.registry.Tool
+    tools: Sequence[Tool]
     parser: Parser | None  # None: the one that fits the model's chat template
     rewards: Sequence[Reward]
     success: Callable[[Episode], bool]  # for success rates; not a reward. Called once all rewards are known
     tools_in_prompt: bool = False  # the prompt itself teaches the tools; the chat template need not
     prefill: str = ""  # text that starts every assistant turn, as part of the prompt
+    offered: Callable[[Row], Sequence[Tool]] | None = None
+    # what a row offers: some of `tools`, or tools that it describes itself; None: every row offers `tools`
+
+    def tools_of(self, row: Row) -> Sequence[Tool]:
+        return self.tools if self.offered is None else self.offered(row)

@@ -16,7 +16,7 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class Executor:
         cache_entries: int = 4096,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        limits = limits or Limits()
+        limits = self._limits = limits or Limits()
         self._tools = {tool.name: tool for tool in load_tools(tools)}
         self._lanes = {tool.name: Lane(tool, limits, shared, clock) for tool in self._tools.values()}
         self._health = {name: Health(limits.down_share) for name in self._tools}
@@ -163,12 +163,13 @@ class Executor:
     async def _result(self, call: ToolCall | ParseFailure, context: ToolContext) -> ToolResult:
         queued = self._clock()
         name = call.name or UNNAMED
-        tool = None if isinstance(call, ParseFailure) else self._tools.get(name)
+        offered = self._offered(context)
+        tool = None if isinstance(call, ParseFailure) else offered.get(name)
         try:
             if isinstance(call, ParseFailure):
                 answer = self._refused(Outcome.PARSE_ERROR, call.reason)
             elif tool is None:
-                answer = self._refused(Outcome.UNKNOWN_TOOL, self._unknown(name))
+                answer = self._refused(Outcome.UNKNOWN_TOOL, _unknown(name, offered))
             else:
                 answer = await self._invoke(tool, call, context)
         except asyncio.CancelledError:
@@ -179,10 +180,25 @@ class Executor:
             call.id, name, answer.outcome, queued, answer.started, answer.ended, answer.cache, age
         )
         self._note(span, context)
-        if tool is not None and not span.cached:
+        if name in self._health and tool is not None and not span.cached:
             self._health[name].add(answer.outcome, answer.text)
         keep = tool.options.keep if tool is not None else "head"
         return ToolResult(call.id, name, answer.outcome, answer.text, span, keep)
+
+    def _offered(self, context: ToolContext) -> Mapping[str, Tool]:
+        """What this trajectory may call; the executor's own tools are those under its options."""
+        if context.offered is None:
+            return self._tools
+        return {name: self._tools.get(name) or tool for name, tool in context.offered.items()}
+
+    def _lane(self, tool: Tool, context: ToolContext) -> Lane:
+        """A tool that only a trajectory's row describes shares its limits with nobody."""
+        if tool.name in self._lanes:
+            return self._lanes[tool.name]
+        key = f"lane of {tool.name}"
+        if key not in context.instances:
+            context.instances[key] = Lane(tool, self._limits, None, self._clock)
+        return context.instances[key]
 
     def _note(self, span: CallSpan, context: ToolContext) -> None:
         context.spans.append(span)
@@ -231,7 +247,7 @@ class Executor:
 
     async def _attempts(self, tool: Tool, arguments: dict, context: ToolContext) -> _Answer:
         """Try, and try again as often as the tool allows after a timeout or an infrastructure failure."""
-        lane = self._lanes[tool.name]
+        lane = self._lane(tool, context)
         attempt = await lane.attempt(arguments, context)
         started = attempt.started
         for retry in range(tool.options.retries):
@@ -252,7 +268,8 @@ class Executor:
         text = cut_to_budget(text, self._max_output_tokens, self._count_tokens)
         return _Answer(outcome, text, now, now)
 
-    def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._tools, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        return f"there is no tool {name!r}{hint} The tools are: {', '.join(self._tools) or 'none'}"
+
+def _unknown(name: str, tools: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, tools, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return f"there is no tool {name!r}{hint} The tools are: {', '.join(tools) or 'none'}"

@@ -103,6 +103,7 @@ class ToolContext:
     resources: AsyncExitStack = field(default_factory=AsyncExitStack)
     # this trajectory's clean-ups: a tool registers them, `Executor.finish` runs them once
     instances: dict[Any, Any] = field(default_factory=dict)  # objects of class tools, by their class
+    offered: Mapping[str, Any] | None = None  # the `Tool`s that it may call, by name; None: all there are
     spans: list[CallSpan] = field(default_factory=list)  # of every call so far, also of cancelled ones
     idempotency_key: str = ""  # unique per call, the same on a retry of it
 
@@ -165,4 +166,8 @@ class Parser(Protocol):
 
     def offered_as(self, tool: str) -> str:
         """What a prompt must contain to have offered that tool."""
+        ...
+
+    def for_tools(self, schemas: Sequence[Mapping[str, Any]]) -> Parser:
+        """The same syntax where these tools are offered."""
         ...

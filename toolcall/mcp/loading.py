@@ -41,7 +41,9 @@ def load_mcp_tools(servers: Mapping[str, McpConfig], config_dir: Path) -> list[T
 
 
 async def _list_all(servers: Sequence[Server]) -> list[list[mcp_types.Tool]]:
-    answers = await asyncio.gather(*map(_list, servers), return_exceptions=True)
+    with tempfile.TemporaryDirectory(prefix="slipstream-") as empty:  # for those that serve a folder
+        ends = [server.in_folder(Path(empty)) for server in servers]
+        answers = await asyncio.gather(*map(_list, ends), return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,7 +21,7 @@ from mcp.client import Transport
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from configs.mcp_servers import VARIABLE, McpConfig
+from configs.mcp_servers import FOLDER, VARIABLE, McpConfig
 from toolcall.mcp.http import OneByOneClient
 
 TETHER = Path(__file__).with_name("tether.py")
@@ -52,6 +52,22 @@ class Server:
             self._refuse_missing_variable(key, text)
         if config.command:
             self._refuse_missing_program()
+
+    @property
+    def takes_folder(self) -> bool:
+        """It works on a folder of its own for each trajectory."""
+        texts = (*self.config.args, *self.config.env.values())
+        return bool(self.config.files) or any(map(FOLDER.search, texts))
+
+    def in_folder(self, folder: Path) -> Server:
+        """The same with that folder in place of `{folder}`."""
+
+        def fill(text: str) -> str:
+            return FOLDER.sub(lambda _: str(folder), text)
+
+        config = self.config
+        filled = {"args": [*map(fill, config.args)], "env": {k: fill(v) for k, v in config.env.items()}}
+        return replace(self, config=config.model_copy(update=filled))
 
     def transport(self, errors: TextIO) -> Transport:
         """A new connection, not yet opened. A program's stderr goes to `errors`, which has a descriptor."""

@@ -9,6 +9,7 @@ import mcp_types
 
 from toolcall.errors import BadTool
 from toolcall.mcp.client import McpClient
+from toolcall.mcp.folder import own_folder
 from toolcall.mcp.server import BadServer, Server
 from toolcall.registry import Tool, schema_tool
 from toolcall.types import ToolContext
@@ -54,6 +55,8 @@ def _own_client(context: ToolContext, server: Server, schemas: Mapping[str, Any]
     """The trajectory's own session, which ends with the trajectory."""
     key = f"MCP server {server.name}"
     if key not in context.state:
+        if server.takes_folder:
+            server = server.in_folder(own_folder(context, server.config.files))
         client = context.state[key] = McpClient(server, schemas, one_session=True)
         context.resources.push_async_callback(client.close)
     return context.state[key]

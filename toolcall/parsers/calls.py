@@ -6,10 +6,11 @@ Invariant: arguments are complete or absent; a reason says where and why, in the
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from toolcall.parsers.results import guarded, shown
 from toolcall.parsers.tolerant_json import BrokenJson, read_value
@@ -48,6 +49,11 @@ class MessageSyntax:
 
     def __init__(self, schemas: Sequence[Mapping[str, Any]] = ()) -> None:
         self.schemas = {schema["function"]["name"]: schema["function"] for schema in schemas}
+
+    def for_tools(self, schemas: Sequence[Mapping[str, Any]]) -> Self:
+        other = copy.copy(self)
+        MessageSyntax.__init__(other, schemas)
+        return other
 
     def offered_as(self, tool: str) -> str:
         return tool

@@ -7,6 +7,8 @@ generation that starts between them is off the model's track.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from toolcall.parsers.results import guarded, shown
 from toolcall.parsers.thinking import TAGS
@@ -26,6 +28,9 @@ class InlineSyntax:
 
     def __init__(self, result_tag: str) -> None:
         self.result_tag = checked_tag(result_tag)
+
+    def for_tools(self, schemas: Sequence[Mapping[str, Any]]) -> Self:
+        return self  # its tags say which tools there are
 
     def render_result(self, result: ToolResult, *, wrapped: bool = True) -> str:
         return self.render_text(shown(result))

@@ -13,6 +13,7 @@ import pytest
 from actors.renderer import RendererError, make_renderer
 from tests.tiny import CHATML, tiny_tokenizer
 from tests.unit.actors.support import calculator, make_task
+from toolcall import schema_tool
 from toolcall.parsers import make_parser
 from toolcall.types import CallSpan, Outcome, ToolCall, ToolResult
 
@@ -139,6 +140,26 @@ def test_auto_takes_the_parser_that_reads_the_templates_own_call_and_says_so(tem
     )
     prompt = renderer.prompt([{"role": "user", "content": "Q"}])
     assert tokenizer.decode(prompt).count("calculator") == 1  # offered once, by the template
+
+
+@pytest.mark.parametrize(("template", "parser"), CHOSEN)
+def test_a_row_with_tools_of_its_own_is_shown_those_alone(template, parser):
+    tokenizer = tokenizer_for(template)
+    renderer = make_renderer(tokenizer, task(), "template")
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    rows = renderer.offering([schema_tool("weather", "W", parameters, no_call)])
+    prompt = rows.prompt([{"role": "user", "content": "Q"}])
+    assert tokenizer.decode(prompt).count("weather") == 1
+    assert "calculator" not in tokenizer.decode(prompt)
+    turn = make_parser(parser).render_calls([ToolCall("", "weather", {"city": "Oslo"})])
+    sampled = tokenizer.encode(f"</think>{turn}{tokenizer.eos_token}", add_special_tokens=False)
+    (found,) = rows.parse(prompt, sampled, truncated=False).calls
+    assert isinstance(found, ToolCall) and found.arguments == {"city": "Oslo"}
+    assert "calculator" in tokenizer.decode(renderer.prompt([{"role": "user", "content": "Q"}]))
+
+
+async def no_call(arguments, context):
+    raise AssertionError("not called")
 
 
 @pytest.mark.parametrize(("template", "parser"), CHOSEN)

@@ -32,7 +32,7 @@ def message(content=None, calls=None, finish="stop"):
     }
 
 
-def roll(*answers, syntax="hermes", tools_in_prompt=False, url="http://test/v1", **limits):
+def roll(*answers, syntax="hermes", tools_in_prompt=False, url="http://test/v1", offered=None, **limits):
     """The finished episode and the requests that the server got."""
     asked, left = [], list(answers)
 
@@ -44,7 +44,7 @@ def roll(*answers, syntax="hermes", tools_in_prompt=False, url="http://test/v1",
         return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
 
     async def scenario():
-        task = make_task(syntax, tools_in_prompt=tools_in_prompt)
+        task = make_task(syntax, tools_in_prompt=tools_in_prompt, offered=offered)
         http = httpx.AsyncClient(transport=httpx.MockTransport(serve))
         async with Endpoint(url, TaskConfig(**limits), task, http) as endpoint:
             draw = Draw("sampled", 0, ROW, 0.7, 3, 1)
@@ -156,3 +156,22 @@ def test_r3_an_open_breaker_leaves_an_episode_unscored_as_in_training():
     _, refused = asyncio.run(scenario())
     assert refused.episode.results[0][0].outcome is Outcome.BREAKER_OPEN
     assert refused.trajectory.reward is None and not refused.success
+
+
+def test_a_row_offers_its_own_tools_to_an_endpoint_too():
+    @tool
+    def weather(city: str) -> str:
+        """Look out."""
+        return f"rain in {city}"
+
+    call = {
+        "id": "c2",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Bergen"}'},
+    }
+    finished, asked = roll(
+        message(calls=[CALL, call], finish="tool_calls"), message("wet"), offered=lambda row: [weather]
+    )
+    assert [each["function"]["name"] for each in asked[0]["tools"]] == ["weather"]
+    unknown, known = finished.episode.results[0]
+    assert unknown.outcome is Outcome.UNKNOWN_TOOL and (known.outcome, known.text) == ("ok", "rain in Bergen")

@@ -301,6 +301,7 @@ def test_byte_order_mark_line_ends_and_empty_lines_are_tolerated(tmp_path, newli
         ("d.csv", "q,a\n1,2\n1,2,3\n", "d.csv line 3: its number of columns"),
         ("d.csv", "q,a\n1\n", "d.csv line 2: its number of columns"),
         ("d.csv", 'q\n"open', "not valid CSV"),
+        ("d.csv", "q,a,q\n1,2,3\n", "d.csv line 1: two columns are called 'q'"),
         ("d.csv", "q,a\n", "has no rows"),
         ("d.csv", "q,a\n,\n", "has no rows"),
         (
@@ -308,7 +309,7 @@ def test_byte_order_mark_line_ends_and_empty_lines_are_tolerated(tmp_path, newli
             '{"id": 7}\n{"id": "7"}\n\n{"id": 7}',
             "line 4: id 7 is also that of d.jsonl line 1",
         ),
-        ("d.json", '{"q": 1}', "must hold one list of objects"),
+        ("d.json", '{"q": 1}\n7', "d.json line 2: a row must be an object .* a int"),
         ("d.json", '[{"q": 1}, 2]', "d.json item 2: a row must be an object .* a int"),
         ("d.json", "[1", "d.json: not valid JSON"),
         ("d.parquet", b"PAR1", "not a readable Parquet file"),
