@@ -24,10 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = ["--generation-config", "vllm"]
     if options.device == "cpu":
         own += ["--enforce-eager", "--block-size", str(CPU_BLOCK_SIZE)]
-    from vllm.entrypoints.cli.main import main as vllm
+    # Not the command `vllm`, which asks for the metadata of a package of that name: on a CPU it has another.
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
 
-    sys.argv = ["vllm", "serve", options.model, *own, *further]
-    vllm()
+    sys.argv = ["vllm serve", "--model", options.model, *own, *further]
+    serve()
 
 
 if __name__ == "__main__":
