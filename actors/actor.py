@@ -66,7 +66,12 @@ async def _main(spec: RoleSpec) -> None:
     )
     client = AsyncBufferClient(spec.buffer_endpoint, keys, "actor", spec.name)
     receiver = Receiver(
-        VllmWeights(engine.llm), keys, spec.name, config.weightsync.timeout_s, config.weightsync.kv_cache
+        VllmWeights(engine.llm),
+        keys,
+        spec.name,
+        config.weightsync.timeout_s,
+        config.weightsync.kv_cache,
+        probe_tolerance=config.weightsync.probe_tolerance,
     )
     shared = RunFolder(spec.run_dir).tools
     rollouts = mixed_rollouts(config, mixture, engine, renderers, spec.name, shared)

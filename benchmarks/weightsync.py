@@ -1,21 +1,23 @@
 """What does it cost to bring new weights into running engines, beside what the bytes alone would cost?
 
-    python benchmarks/weightsync.py [--megabytes 269] [--receivers 1,2,4]
+    python benchmarks/weightsync.py [--megabytes 269] [--receivers 1,2,4] [--backends gloo,shm,disk]
     python benchmarks/weightsync.py --model smollm2-135m-instruct      # a real vLLM engine as well
 
 Without an engine: a publisher and receivers in processes of their own. Each round measures a memcpy of the
-bytes, a bare gloo broadcast of them to the same processes, and a whole transfer (messages, checksums on
-both sides, staging). With an engine: how long generation stands still, beside the bare load of the same
-weights into the idle engine. Read the ratios: their parts come from the same round.
+bytes, a bare gloo broadcast of them to the same processes, and a whole transfer over a backend (messages,
+checksums on both sides, staging). With an engine: how long generation stands still, beside the bare load
+of the same weights into the idle engine. Read the ratios: their parts come from the same round.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -35,7 +37,8 @@ from configs.roles import RoleSpec
 from configs.run_folder import CurveKeys
 from configs.schema import RunConfig
 from metrics import names
-from weightsync import transport
+from weightsync import rendezvous, transport
+from weightsync.process_groups import BroadcastGroup
 from weightsync.publisher import Publisher
 from weightsync.receiver import Receiver, Staged
 from weightsync.staging import Staging
@@ -60,7 +63,7 @@ class Round:
     transfer_cpu_s: float
 
 
-def learner_spec(config: RunConfig) -> RoleSpec:
+def learner_spec(config: RunConfig, run_dir: Path = Path("unused")) -> RoleSpec:
     unused = Path("unused")
     return RoleSpec(
         role="learner",
@@ -68,7 +71,7 @@ def learner_spec(config: RunConfig) -> RoleSpec:
         rank=0,
         world=1,
         config=config,
-        run_dir=unused,
+        run_dir=run_dir,
         run_id="bench",
         config_dir=unused,
         model_path=unused,
@@ -89,7 +92,7 @@ class NoEngine:
         self._staging = Staging(CPU)
 
     async def devices(self) -> tuple[str, ...]:
-        return ("cpu",)
+        return (transport.device_name(CPU),)
 
     async def begin(self, group: GroupSpec, layout: Welcome) -> None:
         self._staging.begin(group, Manifest.of(layout.tensors), layout.bucket_bytes)
@@ -102,6 +105,9 @@ class NoEngine:
         self._staging.tensors()
         self._staging.discard()
         return 0.0
+
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        raise NotImplementedError("no probe is sent here")
 
     async def abort(self) -> None:
         self._staging.discard()
@@ -125,7 +131,7 @@ def receive(
 async def _receive(receiver: Receiver, raw: GroupSpec, nbytes: int, bucket_bytes: int, orders: Any) -> None:
     """Obeys: a version is waited for, "raw" takes part in a bare broadcast, None ends."""
     following = asyncio.create_task(receiver.run())
-    group = await asyncio.to_thread(transport.open_group, raw, CPU)
+    group = await asyncio.to_thread(open_gloo, raw)
     flat = torch.zeros(nbytes, dtype=torch.uint8)
     while (order := await asyncio.to_thread(orders.recv)) is not None:
         if order == "raw":
@@ -136,7 +142,13 @@ async def _receive(receiver: Receiver, raw: GroupSpec, nbytes: int, bucket_bytes
     following.cancel()
 
 
-def broadcast(group: transport.Group, flat: torch.Tensor, bucket_bytes: int) -> None:
+def open_gloo(spec: GroupSpec) -> BroadcastGroup:
+    group = transport.open_group(spec, CPU)
+    assert isinstance(group, BroadcastGroup)
+    return group
+
+
+def broadcast(group: BroadcastGroup, flat: torch.Tensor, bucket_bytes: int) -> None:
     """Nothing but the bytes."""
     for chunk in flat.split(bucket_bytes):
         group.start(chunk)()
@@ -166,19 +178,24 @@ def receivers(count: int, *args: Any) -> Iterator[list[tuple[Any, psutil.Process
 # --- without an engine --------------------------------------------------------------------------------
 
 
-def measure_transfer(count: int, nbytes: int, rounds: int) -> list[Round]:
+def measure_transfer(backend: str, count: int, nbytes: int, rounds: int) -> list[Round]:
+    with tempfile.TemporaryDirectory() as folder:
+        config = RunConfig.model_validate({"weightsync": {"backend": backend}})
+        return measure_rounds(learner_spec(config, Path(folder)), count, nbytes, rounds)
+
+
+def measure_rounds(spec: RoleSpec, count: int, nbytes: int, rounds: int) -> list[Round]:
     size = nbytes // TENSORS // 2
     tensors = [(f"layer.{i}", torch.randn(size).to(torch.bfloat16)) for i in range(TENSORS)]
     keys = CurveKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
-    config = RunConfig()
-    bucket_bytes = config.weightsync.bucket_mb << 20
-    store = transport.serve_store("127.0.0.1", WAIT_S)
+    bucket_bytes = spec.config.weightsync.bucket_mb << 20
+    store = rendezvous.serve_store("127.0.0.1", WAIT_S)
     raw = GroupSpec("gloo", "127.0.0.1", store.port, "raw", 0, count + 1, WAIT_S)
     metadata = [(name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors]
-    with closing(Publisher(learner_spec(config), metadata, keys)) as publisher:
+    with closing(Publisher(spec, metadata, keys)) as publisher:
         flat = torch.zeros(Manifest.of(metadata).nbytes, dtype=torch.uint8)
         with receivers(count, publisher.endpoint, keys, raw, flat.numel(), bucket_bytes) as peers:
-            group = transport.open_group(raw, CPU)
+            group = open_gloo(raw)
             return [
                 one_round(v, publisher, tensors, group, flat, bucket_bytes, peers) for v in range(rounds + 1)
             ][1:]
@@ -188,7 +205,7 @@ def one_round(
     version: int,
     publisher: Publisher,
     tensors: list[tuple[str, torch.Tensor]],
-    group: transport.Group,
+    group: BroadcastGroup,
     flat: torch.Tensor,
     bucket_bytes: int,
     peers: list[tuple[Any, psutil.Process]],
@@ -231,23 +248,25 @@ def median(rounds: Sequence[Round], value: Callable[[Round], float]) -> float:
     return statistics.median(map(value, rounds))
 
 
-def print_transfers(counts: Sequence[int], nbytes: int, rounds: int) -> None:
-    table = Table(title=f"{nbytes / 1e6:.0f} MB over gloo, medians of {rounds} updates")
+def print_transfers(backends: Sequence[str], counts: Sequence[int], nbytes: int, rounds: int) -> None:
+    table = Table(title=f"{nbytes / 1e6:.0f} MB, medians of {rounds} updates")
     for column in (
         "receivers",
+        "backend",
         "memcpy",
         "publish",
-        "broadcast",
+        "gloo broadcast",
         "transfer",
         "of memcpy",
         "of broadcast",
         "CPU of broadcast",
     ):
         table.add_column(column, justify="right")
-    for count in counts:
-        measured = measure_transfer(count, nbytes, rounds)
+    for count, backend in itertools.product(counts, backends):
+        measured = measure_transfer(backend, count, nbytes, rounds)
         table.add_row(
             str(count),
+            backend,
             *(
                 f"{median(measured, value):.3f} s"
                 for value in (
@@ -261,7 +280,7 @@ def print_transfers(counts: Sequence[int], nbytes: int, rounds: int) -> None:
             f"{median(measured, lambda r: r.transfer_s / r.raw_s):.2f}x",
             f"{median(measured, lambda r: r.transfer_cpu_s / max(r.raw_cpu_s, 1e-3)):.2f}x",
         )
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 # --- with an engine -----------------------------------------------------------------------------------
@@ -366,6 +385,7 @@ def main() -> None:
     )
     parser.add_argument("--megabytes", type=int, default=269, help="of a version, for the transfers")
     parser.add_argument("--receivers", default="1,2,4")
+    parser.add_argument("--backends", default="gloo,shm,disk")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", default="", help="a model folder or packaged model, for the pause")
     parser.add_argument("--in-flight", type=int, default=32, help="requests while the engine is updated")
@@ -373,7 +393,7 @@ def main() -> None:
     torch.set_num_threads(1)
     counts = [int(count) for count in options.receivers.split(",") if count]
     if counts:
-        print_transfers(counts, options.megabytes * 10**6, options.rounds)
+        print_transfers(options.backends.split(","), counts, options.megabytes * 10**6, options.rounds)
     if options.model:
         print_engine(options.model, options.rounds, options.in_flight)
 

@@ -1,7 +1,8 @@
 """The layout of a run folder and the run's CURVE keys.
 
     runs/<name>/config.toml  run.json  endpoint  metrics.jsonl  events.jsonl  logs/<role>.log
-                buffer.sqlite  tools/  keys/{server,client}.key  checkpoints/step-<n>/  export/  eval/
+                buffer.sqlite  tools/  weights/  keys/{server,client}.key  checkpoints/step-<n>/  export/
+                eval/
 
 Invariant: key files are readable by the owner alone. Used by every role.
 """
@@ -73,6 +74,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """Versions on their way to the engines, with `weightsync.backend = "disk"`."""
+        return self.root / "weights"
 
     @property
     def export(self) -> Path:

@@ -137,14 +137,18 @@ class BufferConfig(Section):
 
 
 class WeightSyncConfig(Section):
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """auto: nccl where every engine and the learner have CUDA, else gloo."""
+    backend: Literal["auto", "gloo", "nccl", "shm", "disk"] = "auto"
+    """auto: nccl where each engine and the learner has a GPU of its own, else gloo. shm: one machine."""
     every: Positive = 1
     """Steps between published versions."""
     kv_cache: Literal["keep", "recompute"] = "recompute"
     """Requests in flight keep the KV of the old weights, or prefill again under the new ones."""
     bucket_mb: Positive = 64
     """Bytes broadcast at once."""
+    probe_every: Annotated[int, Field(ge=0)] = 10
+    """Updates between comparisons of engine and learner on a fixed sequence, the first included; 0: never."""
+    probe_tolerance: Annotated[float, Field(gt=0)] = 0.3
+    """Mean difference of the logprobs there at which an engine gets the weights again, then is replaced."""
     timeout_s: Seconds = 120
     """Deadline of one transfer; a receiver that misses it is left behind and rejoins."""
 

@@ -30,6 +30,7 @@ from learner.deepspeed_engine import join_group
 from learner.feed import BatchFeed, Client
 from learner.heartbeat import HeartbeatThread
 from learner.memory import trim
+from learner.probe import Probe
 from learner.trainer import Skipped, Trainer, print_skip
 from metrics import names
 from weightsync.publisher import Publisher
@@ -42,7 +43,9 @@ class PublisherLike(Protocol):
 
     endpoint: str
 
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> None: ...
+    def publish(
+        self, version: int, named_tensors: Iterable[tuple[str, Tensor]], probe: Probe = ((), ())
+    ) -> None: ...
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -105,10 +108,11 @@ class Learner:
         trainer.on_skip = self._note_skip
         found = checkpoint.latest(self.folder.checkpoints)
         self.progress = checkpoint.restore(trainer, found) if found else Progress()
+        self.publishes = 0
         self.publisher: PublisherLike | None = None
         if self.leads:
             self._call(Resume(step=self.progress.step, version=self.progress.version))
-            self.publisher = stack.enter_context(closing(make_publisher(trainer.weight_metadata())))
+            self.publisher = stack.enter_context(closing(make_publisher(trainer.published_metadata())))
             self._call(AnnouncePublisher(endpoint=self.publisher.endpoint))
         dist.barrier()  # no rank may ask for a batch before the buffer knows where to resume
         if self.progress.version:
@@ -155,10 +159,13 @@ class Learner:
         self.heartbeat.check()
 
     def _publish(self, version: int) -> None:
+        every = self.config.weightsync.probe_every
+        probe = self.trainer.probe() if every and self.publishes % every == 0 else ((), ())
+        self.publishes += 1
         if self.publisher is not None:
-            self.publisher.publish(version, self.trainer.named_weights())
+            self.publisher.publish(version, self.trainer.published_weights(), probe)
             return
-        for _ in self.trainer.named_weights():  # a collective under ZeRO-3: take part in rank 0's gathering
+        for _ in self.trainer.published_weights():  # a collective under ZeRO-3: rank 0 gathers
             pass
 
     def _checkpoint_if_due(self, step: int) -> None:

@@ -1,7 +1,8 @@
 """Low-rank adapters on the policy's linear layers (LoRA, arXiv:2106.09685), by peft.
 
 Invariant: engines and exports see plain weights, W + (alpha / rank) B A, under their Hugging Face names; only
-A and B are trained. Called by `learner.trainer` and `learner.checkpoint`.
+A and B are trained, and only they travel to the engines where those can merge them.
+Called by `learner.trainer` and `learner.checkpoint`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from configs.schema import LearnerConfig
+from weightsync.adapters import A, B, base_names
 
 _BASE = ".base_layer."
 _ADAPTER = "default"  # peft's name of the only adapter
@@ -41,6 +43,27 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             with torch.no_grad():
                 weight = (weight.float() + layer.get_delta_weight(_ADAPTER).float()).to(weight.dtype)
         yield plain_name(name), weight
+
+
+def adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A and B of every adapted weight, as `weightsync.adapters` names and merges them."""
+    for name, layer in _adapted(model):
+        yield f"{name}{A}", layer.lora_A[_ADAPTER].weight.detach()
+        yield f"{name}{B}", layer.lora_B[_ADAPTER].weight.detach() * layer.scaling[_ADAPTER]
+
+
+def can_travel_alone(model: nn.Module, base: Path) -> bool:
+    """Engines find every adapted weight in the model folder, under the name that it has here."""
+    layers = dict(_adapted(model))
+    plain = all(isinstance(layer.base_layer, nn.Linear) for layer in layers.values())
+    return bool(layers) and plain and layers.keys() <= base_names(base)
+
+
+def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """(plain name of the weight, peft's layer)"""
+    for name, _ in model.named_parameters():
+        if name.endswith(f"{_BASE}weight"):
+            yield plain_name(name), model.get_submodule(name.removesuffix(f"{_BASE}weight"))
 
 
 def is_adapter(name: str) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from buffer.messages import Batch
 from configs.roles import EndsRun
 from configs.schema import LearnerConfig, RunConfig
-from learner import lora
+from learner import lora, probe
 from learner.batch import BatchSettings, MicroBatch, Plan, plan
 from learner.deepspeed_engine import make_engine
 from learner.losses import kl_divergence
@@ -85,6 +85,7 @@ class Trainer:
         )
         if learner.lora_rank:
             lora.add_adapters(self.policy.hf, learner)
+        self.adapters_travel = bool(learner.lora_rank) and lora.can_travel_alone(self.policy.hf, model_path)
         self.policy.to(self.device)
         self.engine = make_engine(
             self.policy,
@@ -101,6 +102,7 @@ class Trainer:
         if learner.kl_coef > 0:
             self.reference = load_policy(model_path, **load).to(self.device).eval().requires_grad_(False)
         task = config.task
+        self.probe_tokens = task.max_trajectory_tokens - 1  # what an engine takes, with a token to sample
         self.settings = BatchSettings(
             learner=learner,
             max_sequence_tokens=min(task.max_turns * task.max_tokens_per_turn, task.max_trajectory_tokens),
@@ -230,6 +232,10 @@ class Trainer:
 
     # --- weights ------------------------------------------------------------------------------
 
+    def probe(self) -> probe.Probe:
+        """What the weights say of a fixed sequence. A collective: every rank calls it."""
+        return probe.ask(self.engine, self.policy, self.device, self.probe_tokens)
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, whole tensor) of every weight, tied ones once; in the model's dtype.
 
@@ -248,6 +254,19 @@ class Trainer:
             with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
                 for name, parameter in bucket:
                     yield name, parameter.detach()
+
+    def published_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What engines need for a new version: `named_weights`, or the adapters alone. A collective."""
+        return lora.adapters(self.policy.hf) if self.adapters_travel else self.named_weights()
+
+    def published_metadata(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """(name, dtype without `torch.`, shape) in the order of `published_weights`. Not a collective."""
+        if not self.adapters_travel:
+            return self.weight_metadata()
+        return [
+            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in lora.adapters(self.policy.hf)
+        ]
 
     def _buckets(self) -> Iterator[list[tuple[str, Any]]]:
         bucket, size = [], 0

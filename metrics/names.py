@@ -77,6 +77,7 @@ SYNC_TRANSFER_S = "weightsync/transfer_s"
 SYNC_PAUSE_S = "weightsync/pause_s"
 SYNC_BYTES = "weightsync/bytes"
 SYNC_SWAPPED_AT = "weightsync/swapped_at"  # unix time at which an actor's engine went on with new weights
+SYNC_PROBE = "weightsync/probe_difference"  # mean |logprob of the engine - of the learner|, fixed sequence
 SYNC_SKIPPED = "weightsync/versions_skipped"
 
 # buffer

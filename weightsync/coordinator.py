@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from weightsync import backends
 from weightsync.wire import (
+    NO_PROBE,
     PROTOCOL,
     Abort,
     Alive,
@@ -25,6 +27,7 @@ from weightsync.wire import (
     Leave,
     Loaded,
     Message,
+    Probe,
     Refused,
     TensorMeta,
     Welcome,
@@ -39,12 +42,13 @@ class Settings:
     source: str  # this publisher run
     tensors: tuple[TensorMeta, ...]
     bucket_bytes: int
-    backend: str  # "auto", "gloo" or "nccl"
-    device: str  # the publisher's: "cpu" or "cuda:<uuid>"
+    backend: str  # `weightsync.backend`
+    device: str  # the publisher's
     host: str  # of the store
     port: int
     timeout_s: float  # of one transfer
     silence_s: float  # a member that says nothing for so long, or does not answer an Abort, is gone
+    folder: str = ""  # of the disk backend
 
 
 @dataclass(frozen=True)
@@ -156,14 +160,16 @@ class Coordinator:
                 return self._on_failed(member, message, now)
         return [Send(address, Refused(f"{type(message).__name__} is not a receiver's message"))]
 
-    def on_sent(self, number: int, version: int, checksum: int, now: float) -> list[Action]:
+    def on_sent(
+        self, number: int, version: int, checksum: int, now: float, probe: Probe = NO_PROBE
+    ) -> list[Action]:
         """All bytes of the transfer are out; it carried `version`."""
         transfer = self._transfers.get(number)
         if transfer is None or transfer.phase is not Phase.SENDING:
             return []
         transfer.enter(Phase.LOADING, now)
         self.transfer_s = now - transfer.started
-        return [Send(address, Commit(number, version, checksum)) for address in transfer.members]
+        return [Send(address, Commit(number, version, checksum, probe)) for address in transfer.members]
 
     def on_send_failed(self, number: int, reason: str, now: float) -> list[Action]:
         transfer = self._transfers.get(number)
@@ -226,13 +232,7 @@ class Coordinator:
             )
         if not join.devices:
             return f"{join.name} named no worker of its engine"
-        if self._settings.backend == "nccl" and not self._nccl_can_reach([join.devices]):
-            return (
-                f'weightsync.backend = "nccl" needs a CUDA device of its own for every engine and the '
-                f"learner, but {join.name} has {', '.join(join.devices)} and the learner "
-                f'{self._settings.device}; set it to "auto" or "gloo"'
-            )
-        return None
+        return backends.refusal(self._settings.backend, self._settings.device, join.name, join.devices)
 
     def _drop(self, member: Member, reason: str, now: float) -> list[Action]:
         self._dropped.append(f"{member.name}: {reason}")
@@ -304,6 +304,7 @@ class Coordinator:
             rank=0,
             world=1 + sum(len(member.devices) for member in members),
             timeout_s=settings.timeout_s,
+            folder=settings.folder,
         )
         if not main:
             return group, []
@@ -319,14 +320,8 @@ class Coordinator:
         return [CloseGroup(name)]
 
     def _backend_for(self, members: list[Member]) -> str:
-        if self._settings.backend != "auto":
-            return self._settings.backend
-        return "nccl" if self._nccl_can_reach([member.devices for member in members]) else "gloo"
-
-    def _nccl_can_reach(self, devices: list[tuple[str, ...]]) -> bool:
-        """nccl takes CUDA devices only, and each once."""
-        names = [self._settings.device, *(device for worker in devices for device in worker)]
-        return all(name.startswith("cuda") for name in names) and len(set(names)) == len(names)
+        settings = self._settings
+        return backends.choose(settings.backend, settings.device, [member.devices for member in members])
 
     def _abort(self, transfer: Transfer, reason: str, now: float) -> list[Action]:
         transfer.enter(Phase.ABORTING, now)

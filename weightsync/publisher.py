@@ -14,22 +14,23 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 import torch
 import zmq
 
 from configs.roles import RoleSpec
-from configs.run_folder import CurveKeys
+from configs.run_folder import CurveKeys, RunFolder
 from metrics import names
-from weightsync import transport
+from weightsync import files, rendezvous, transport
 from weightsync.coordinator import Action, CloseGroup, Coordinator, Send, Settings, StartSending
 from weightsync.curve import authenticator, secure_server
 from weightsync.sender import Crashed, Outcome, Sender, SendFailed, Sent
+from weightsync.shared_memory import shared_buffer
 from weightsync.snapshot import SnapshotStore
-from weightsync.version import Manifest
-from weightsync.wire import Message, Refused, TensorMeta, WireError, decode, encode
+from weightsync.version import Manifest, host_buffer
+from weightsync.wire import Message, Probe, Refused, TensorMeta, WireError, decode, encode
 
 TICK_MS = 200
 CLOSE_S = 10.0  # for each kind of thread to end
@@ -50,13 +51,17 @@ class Publisher:
         )
         manifest = Manifest.of(tensors)
         # The interface towards the buffer is the one that buffer.host chose, whatever node this is.
-        host = transport.local_address_towards(urlsplit(spec.buffer_endpoint).hostname or "127.0.0.1")
+        host = rendezvous.local_address_towards(urlsplit(spec.buffer_endpoint).hostname or "127.0.0.1")
         config = spec.config.weightsync
         device = transport.current_device(spec.device)
         bucket_bytes = config.bucket_mb << 20
-        self._store = transport.serve_store(host, config.timeout_s)  # lives as long as this object
+        self._store = rendezvous.serve_store(host, config.timeout_s)  # lives as long as this object
         self._nbytes = manifest.nbytes
-        self._snapshots = SnapshotStore(manifest)
+        new_buffer = shared_buffer if config.backend == "shm" else host_buffer
+        self._snapshots = SnapshotStore(manifest, new_buffer)
+        folder = RunFolder(spec.run_dir).weights.absolute()
+        if config.backend == "disk":
+            files.clear(folder)
         self._sender = Sender(self._snapshots, device, bucket_bytes, self._on_outcome)
         self._coordinator = Coordinator(
             Settings(
@@ -65,6 +70,7 @@ class Publisher:
                 bucket_bytes=bucket_bytes,
                 backend=config.backend,
                 device=transport.device_name(device),
+                folder=str(folder),
                 host=host,
                 port=self._store.port,
                 timeout_s=config.timeout_s,
@@ -94,13 +100,21 @@ class Publisher:
 
     # --- the learner's side ------------------------------------------------------------------------
 
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def publish(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, torch.Tensor]],
+        probe: tuple[Sequence[int], Sequence[float]] = ((), ()),
+    ) -> None:
         """Copy the weights and return; they are sent while training goes on.
+
+        probe: token ids, and the model's logprobs of all but the first at temperature 1, which every engine
+        has to give too once it has loaded the weights.
 
         Raises ValueError if the tensors are not those announced, and the thread's error if it failed.
         """
         self._raise_failure()
-        self._snapshots.write(version, named_tensors)
+        self._snapshots.write(version, named_tensors, Probe(tuple(probe[0]), tuple(probe[1])))
         with self._changed:
             self._version = version
         self._ring()
@@ -201,10 +215,10 @@ class Publisher:
     def _on_sender(self, outcome: Outcome) -> list[Action]:
         now = time.monotonic()
         match outcome:
-            case Sent(transfer, version, checksum):
+            case Sent(transfer, version, checksum, probe):
                 with self._changed:
                     self._bytes += self._nbytes
-                return self._coordinator.on_sent(transfer, version, checksum, now)
+                return self._coordinator.on_sent(transfer, version, checksum, now, probe)
             case SendFailed(transfer, reason):
                 log.warning("weight transfer %d failed: %s", transfer, reason)
                 return self._coordinator.on_send_failed(transfer, reason, now)

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal, Protocol
 
 import zmq
@@ -93,6 +94,10 @@ class UpdatableEngine(Protocol):
         """
         ...
 
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Of each token but the first, given those before it, at temperature 1. Raises TimeoutError."""
+        ...
+
     async def abort(self) -> None:
         """Let go of the transfer and discard what is staged. Harmless when there is none."""
         ...
@@ -107,16 +112,20 @@ class Receiver:
         timeout_s: float,
         kv_cache: Literal["keep", "recompute"],
         *,
+        probe_tolerance: float = 0.3,
         endpoint: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout_s`: of one transfer. `endpoint`: the publisher's, here or by `set_endpoint`."""
+        """`timeout_s`: of one transfer. `probe_tolerance`: see `weightsync.probe_tolerance`. `endpoint`: the
+        publisher's, here or by `set_endpoint`."""
         self.version = 0  # of the weights that the engine serves
         self._engine = engine
         self._keys = keys
         self._name = name
         self._timeout_s = timeout_s
         self._kv_cache = kv_cache
+        self._probe_tolerance = probe_tolerance
+        self._mistrusted = False  # the last probe failed
         self._clock = clock
         self._source = ""  # the publisher run that `version` came from
         self._endpoint: str | None = None
@@ -261,7 +270,10 @@ class Receiver:
             return
         self._metrics.set(names.SYNC_TRANSFER_S, self._clock() - started)
         pause_s = await self._swap(commit, layout.source)
-        await _send(socket, Loaded(begin.transfer, commit.version, pause_s))
+        if (difference := await self._difference(commit)) is None:
+            await _send(socket, Loaded(begin.transfer, commit.version, pause_s))
+        else:
+            await _send(socket, Failed(begin.transfer, difference))
 
     async def _stage(self, begin: Begin, layout: Welcome, sent: asyncio.Future[Commit]) -> Commit:
         """Until all bytes are here and are those that were sent."""
@@ -286,6 +298,32 @@ class Receiver:
                 staged = await self._engine.staged()
                 if staged.error is not None:
                     raise TransferFailed(staged.error) from None
+
+    async def _difference(self, commit: Commit) -> str | None:
+        """How far the engine is from the learner, if that is too far: the weights are then sent again, and
+        an engine that still differs is given up."""
+        token_ids, expected = commit.probe.token_ids, commit.probe.logprobs
+        if not token_ids:
+            return None
+        try:
+            got = await self._engine.logprobs(token_ids)
+        except TimeoutError:
+            log.warning("%s: no time to probe weight version %d", self._name, commit.version)
+            return None
+        distance = fmean(abs(a - b) for a, b in zip(got, expected, strict=True))
+        self._metrics.set(names.SYNC_PROBE, distance)
+        if distance <= self._probe_tolerance:  # not so for NaN
+            self._mistrusted = False
+            return None
+        difference = (
+            f"with version {commit.version} the engine's logprobs differ from the learner's by "
+            f"{distance:.2f} on average, more than weightsync.probe_tolerance = {self._probe_tolerance:g}"
+        )
+        log.warning("%s: %s", self._name, difference)
+        if self._mistrusted:
+            raise EngineBroken(f"{difference}, after the weights were loaded twice")
+        self._mistrusted = True
+        return difference
 
     async def _swap(self, commit: Commit, source: str) -> float:
         self._swapping = True

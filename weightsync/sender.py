@@ -17,7 +17,7 @@ import torch
 from weightsync import transport
 from weightsync.coordinator import StartSending
 from weightsync.snapshot import SnapshotStore
-from weightsync.wire import GroupSpec
+from weightsync.wire import GroupSpec, Probe
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Sent:
     transfer: int
     version: int
     checksum: int
+    probe: Probe
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,18 @@ class Sender:
         try:
             group = self._open(action.group)
             with self._snapshots.reading(action.group.timeout_s) as snapshot:
-                checksum = transport.send(group, snapshot.flat, self._bucket_bytes)
-                version = snapshot.version
+                checksum = group.send(
+                    self._snapshots.manifest,
+                    snapshot.flat,
+                    self._bucket_bytes,
+                    lambda: action.group.name in self._wanted,
+                )
+                version, probe = snapshot.version, snapshot.probe
         except transport.TransportError as error:
             self._close_aside(group)
             return SendFailed(action.transfer, f"{type(error).__name__}: {error}")
         self._put_back(action.group.name, group)
-        return Sent(action.transfer, version, checksum)
+        return Sent(action.transfer, version, checksum, probe)
 
     def _open(self, spec: GroupSpec) -> transport.Group:
         with self._lock:

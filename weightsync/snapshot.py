@@ -8,32 +8,38 @@ who join later. One buffer does while transfers keep up, two when a version come
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from weightsync.version import Manifest, host_buffer
+from weightsync.wire import NO_PROBE, Probe
 
 
 @dataclass
 class Snapshot:
     version: int
     flat: torch.Tensor  # uint8 on the host, laid out by the manifest
+    probe: Probe
     readers: int = 0
     was_read: bool = False
 
 
 class SnapshotStore:
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+    def __init__(self, manifest: Manifest, new_buffer: Callable[[int], torch.Tensor] = host_buffer) -> None:
+        """`new_buffer`: of so many bytes, zeroed."""
+        self.manifest = manifest
+        self._new_buffer = new_buffer
         self._latest: Snapshot | None = None
         self._free: list[torch.Tensor] = []
         self._changed = threading.Condition()
         self._skipped = 0  # versions that were replaced before anyone read them
 
-    def write(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def write(
+        self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], probe: Probe = NO_PROBE
+    ) -> None:
         """Copy the tensors, which must come in the manifest's order; about a memcpy.
 
         Raises ValueError naming the first tensor that is not the one announced.
@@ -42,7 +48,7 @@ class SnapshotStore:
         self._copy(tensors, flat)
         with self._changed:
             self._retire()
-            self._latest = Snapshot(version, flat)
+            self._latest = Snapshot(version, flat, probe)
             self._changed.notify_all()
 
     @contextmanager
@@ -77,7 +83,7 @@ class SnapshotStore:
                 self._latest = None  # readers wait for the copy that follows
             if self._free:
                 return self._free.pop()
-        return host_buffer(self._manifest.nbytes)
+        return self._new_buffer(self.manifest.nbytes)
 
     def _retire(self) -> None:
         """Let go of the latest; its buffer is free now or when its last reader ends."""
@@ -87,7 +93,7 @@ class SnapshotStore:
                 self._free.append(self._latest.flat)
 
     def _copy(self, tensors: Iterable[tuple[str, torch.Tensor]], flat: torch.Tensor) -> None:
-        slots = iter(self._manifest.slots)
+        slots = iter(self.manifest.slots)
         on_device = False
         with torch.no_grad():
             for name, tensor in tensors:
@@ -99,7 +105,7 @@ class SnapshotStore:
                         f"expected tensor {slot.name!r} of shape {slot.shape}, got {name!r} of shape "
                         f"{tuple(tensor.shape)}; publish in the order of the publisher's metadata"
                     )
-                self._manifest.view(flat, slot).copy_(tensor, non_blocking=True)
+                self.manifest.view(flat, slot).copy_(tensor, non_blocking=True)
                 on_device = on_device or tensor.is_cuda
         missing = next(slots, None)
         if missing is not None:

@@ -20,11 +20,17 @@ from weightsync.wire import GroupSpec
 log = logging.getLogger(__name__)
 
 
+Tensors = list[tuple[str, torch.Tensor]]
+Prepare = Callable[[Tensors], Tensors]
+
+
 class _Reception:
     """One transfer's thread and its result."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, prepare: Prepare) -> None:
         self.manifest = manifest
+        self.prepare = prepare
+        self.tensors: Tensors = []
         self.flat: torch.Tensor | None = None  # once all ranks have met
         self.checksum: int | None = None
         self.error: str | None = None
@@ -39,10 +45,17 @@ class Staging:
         self._spare: torch.Tensor | None = None  # the buffer of the last transfer, for the next
         self._group: tuple[str, transport.Group] | None = None  # open, between two transfers
 
-    def begin(self, group: GroupSpec, manifest: Manifest, bucket_bytes: int) -> None:
-        """Start to receive. A transfer still running is discarded."""
+    def begin(
+        self,
+        group: GroupSpec,
+        manifest: Manifest,
+        bucket_bytes: int,
+        prepare: Prepare = lambda tensors: tensors,
+    ) -> None:
+        """Start to receive. A transfer still running is discarded. `prepare` makes of the tensors that came
+        those to be loaded, in the transfer's thread."""
         self.discard()
-        self._current = _Reception(manifest)
+        self._current = _Reception(manifest, prepare)
         threading.Thread(
             target=self._receive,
             args=(self._current, group, bucket_bytes),
@@ -59,13 +72,13 @@ class Staging:
             return False, 0, ""
         return current.error is None, current.checksum or 0, current.error or ""
 
-    def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Names and tensors, views of the buffer: valid until the next `begin`. Raises RuntimeError if
-        the transfer is not complete."""
+    def tensors(self) -> Tensors:
+        """What is to be loaded, in general views of the buffer: valid until the next `begin`. Raises
+        RuntimeError if the transfer is not complete."""
         complete, _, error = self.status()
-        if not complete or self._current is None or self._current.flat is None:
+        if not complete or self._current is None:
             raise RuntimeError(f"the staged weights are not complete: {error or 'bytes are still coming'}")
-        return self._current.manifest.views(self._current.flat)
+        return self._current.tensors
 
     def discard(self) -> None:
         """Forget the current transfer. Its buffer is used again only if no thread can write to it."""
@@ -83,11 +96,16 @@ class Staging:
 
     def _receive(self, reception: _Reception, spec: GroupSpec, bucket_bytes: int) -> None:
         group: transport.Group | None = None
+
+        def wanted() -> bool:
+            return reception is self._current
+
         try:
-            group = self._open(spec, lambda: reception is self._current)
+            group = self._open(spec, wanted)
             # Not before: the wait for ranks that never come would hold a model's size of memory.
             reception.flat = self._take_buffer(reception.manifest.nbytes)
-            reception.checksum = transport.receive(group, reception.flat, bucket_bytes)
+            reception.checksum = group.receive(reception.manifest, reception.flat, bucket_bytes, wanted)
+            reception.tensors = reception.prepare(reception.manifest.views(reception.flat))
         except BaseException as error:  # noqa: BLE001 - read by `status`; the receiver reports it
             log.warning("weight transfer failed: %s", error)
             reception.error = f"{type(error).__name__}: {error}"

@@ -7,13 +7,15 @@ version label. vLLM must run with `weightsync.worker`'s BACKEND and EXTENSION.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from weightsync.receiver import EngineBroken, Staged, TransferFailed
 from weightsync.wire import GroupSpec, Welcome
 
+PROBE_TIMEOUT_S = 60.0  # it queues behind all other requests
 ENGINE_TIMEOUT_S = 120.0  # of one call; it waits for the engine's current step, at worst a long prefill
 
 Result = TypeVar("Result")
@@ -66,6 +68,31 @@ class VllmWeights:
         except Exception as error:
             raise EngineBroken(f"loading weight version {version} failed half way: {error}") from error
         return time.perf_counter() - started
+
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        # vLLM serves no request for prompt logprobs from its prefix cache.
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = {"prompt_token_ids": list(token_ids)}
+        name = f"probe-{secrets.token_hex(4)}"
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                outputs = [output async for output in self._llm.generate(prompt, sampling, name)]
+        except EngineDeadError as error:
+            raise EngineBroken(f"vLLM's engine process ended: {error}") from error
+        if not outputs:
+            raise EngineBroken("vLLM ended a request for logprobs without any output")
+        given = zip(token_ids[1:], outputs[-1].prompt_logprobs[1:], strict=True)
+        return [at[token].logprob for token, at in given]
 
     async def abort(self) -> None:
         await _answer(self._llm.collective_rpc("abort_weight_update"))

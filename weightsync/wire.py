@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_MESSAGE_BYTES = 64 << 20  # a manifest of 100,000 tensors is about 10 MB
 
 TensorMeta = tuple[str, str, tuple[int, ...]]  # name, torch dtype name, shape
@@ -34,7 +34,7 @@ class Join:
     """Ask to be sent weights. Repeated until `Welcome` comes."""
 
     name: str  # the actor's; a newer join of the same name replaces an older one
-    devices: tuple[str, ...]  # of the engine's workers in rank order: "cpu" or "cuda:<uuid>"
+    devices: tuple[str, ...]  # of the engine's workers in rank order, named by `transport.device_name`
     source: str  # the publisher run whose weights are loaded; "" at first
     version: int  # the version loaded
     protocol: int = PROTOCOL
@@ -74,13 +74,14 @@ class Leave:
 class GroupSpec:
     """One member's place in a process group for weight bytes. Rank 0 is the publisher."""
 
-    backend: str  # "gloo" or "nccl"
+    backend: str  # "gloo", "nccl", "shm" or "disk"
     host: str  # of the publisher's TCPStore
     port: int
     name: str  # prefix in the store; a name is used for one group only
     rank: int
     world: int
     timeout_s: float  # of the rendezvous and of every broadcast
+    folder: str = ""  # of the disk backend's files
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,24 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """A sequence, and what the learner's model says of it: the engine must say the same."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()  # of each token but the first, given those before it; temperature 1
+
+
+NO_PROBE = Probe()
+
+
+@dataclass(frozen=True)
 class Commit:
-    """All bytes were sent: compare the checksum, then swap them in."""
+    """All bytes were sent: compare the checksum, then swap them in, then ask the engine for the probe."""
 
     transfer: int
     version: int
     checksum: int
+    probe: Probe = NO_PROBE
 
 
 @dataclass(frozen=True)

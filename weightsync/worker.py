@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from weightsync.staging import Staging
+from weightsync import adapters
+from weightsync.staging import Prepare, Staging
 from weightsync.transport import device_name
 from weightsync.version import Manifest
 from weightsync.watchdog import end_with_the_actor
@@ -44,6 +46,7 @@ class SlipstreamInitInfo(WeightTransferInitInfo):
     rank: int
     world: int
     timeout_s: float
+    folder: str
     bucket_bytes: int
 
 
@@ -92,9 +95,15 @@ class SlipstreamTransferEngine(WeightTransferEngine[SlipstreamInitInfo, Slipstre
         assert self._group is not None
         shapes = [tuple(shape) for shape in update_info.shapes]
         manifest = Manifest.of(zip(update_info.names, update_info.dtypes, shapes, strict=True))
-        self.staging.begin(self._group, manifest, self._bucket_bytes)
+        self.staging.begin(self._group, manifest, self._bucket_bytes, self._prepare(update_info.names))
         if self.device.type == "cpu":
             _give_freed_memory_back()
+
+    def _prepare(self, names: list[str]) -> Prepare:
+        if not adapters.are_adapters(names):
+            return lambda tensors: tensors
+        base, dtype = Path(self.model_config.model), self.model_config.dtype
+        return lambda tensors: adapters.merged(tensors, base, dtype)
 
     def finish_weight_update(self) -> None:
         """Load what is staged. Raises before the model is touched if that is not complete."""

@@ -69,10 +69,11 @@ class Reporting(StagedEngine):
         return pause_s
 
 
-@pytest.fixture
-def learner() -> Iterator[tuple[Publisher, CurveKeys]]:
+@pytest.fixture(params=["gloo", "shm", "disk"])
+def learner(request, tmp_path) -> Iterator[tuple[Publisher, CurveKeys]]:
     keys = new_keys()
-    with closing(Publisher(learner_spec(WAIT_S, bucket_mb=1), METADATA, keys)) as made:
+    spec = learner_spec(WAIT_S, tmp_path, backend=request.param, bucket_mb=1)
+    with closing(Publisher(spec, METADATA, keys)) as made:
         yield made, keys
 
 

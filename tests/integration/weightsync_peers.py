@@ -15,7 +15,7 @@ from typing import Any
 
 from configs.run_folder import RunFolder
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
 
 
 def say(**answer: Any) -> None:
@@ -33,33 +33,81 @@ def variant(model: Any, version: int) -> list[tuple[str, Any]]:
     ]
 
 
+def probe_of(model: Any, weights: list[tuple[str, Any]]) -> tuple[list[int], list[float]]:
+    import torch
+
+    ids = list(range(10, 40))
+    with torch.no_grad():
+        logits = torch.func.functional_call(model, dict(weights), (torch.tensor([ids]),)).logits[0, :-1]
+    logprobs = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return ids, logprobs.tolist()
+
+
+def die_when_all_have_met(transport: Any) -> None:
+    open_group = transport.open_group
+
+    def open_and_die(*arguments: Any) -> None:
+        open_group(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    transport.open_group = open_and_die
+
+
 # --- publisher ----------------------------------------------------------------------------------------
 
 
-def publisher(model_path: Path, run_dir: Path, *, misshapen: bool) -> None:
-    """`misshapen`: the final norm is twice as long as the engine's, so that its load fails half way."""
+def adapters_of(model: Any, version: int) -> list[tuple[str, Any]]:
+    """A rank-2 adapter on every query and MLP projection; the same everywhere."""
+    import torch
+
+    generator = torch.Generator().manual_seed(version)
+    return [
+        (f"{name}.{part}", 0.2 * torch.randn(shape, generator=generator))
+        for name, p in model.named_parameters()
+        if "q_proj" in name or "mlp" in name
+        for part, shape in (("lora_A", (2, p.shape[1])), ("lora_B", (p.shape[0], 2)))
+    ]
+
+
+def with_adapters(model: Any, version: int) -> list[tuple[str, Any]]:
+    """The weights that an engine must get from `adapters_of`."""
+    adapters = dict(adapters_of(model, version))
+    return [
+        (name, p + adapters[f"{name}.lora_B"] @ adapters[f"{name}.lora_A"])
+        if f"{name}.lora_A" in adapters
+        else (name, p)
+        for name, p in model.named_parameters()
+    ]
+
+
+def publisher(model_path: Path, run_dir: Path, role: str) -> None:
+    """misshapen-publisher: the final norm is twice as long as the engine's, so that its load fails half way.
+    adapter-publisher: only adapters travel."""
     import torch
     from transformers import AutoModelForCausalLM
 
     from tests.unit.weightsync.support import learner_spec
-    from weightsync import transport
+    from weightsync import sender
     from weightsync.publisher import Publisher
 
     model = AutoModelForCausalLM.from_pretrained(model_path)
-    if misshapen:
+    if role == "misshapen-publisher":
         model.model.norm.weight = torch.nn.Parameter(torch.ones(2 * model.config.hidden_size))
-    metadata = [
-        (name, str(p.dtype).removeprefix("torch."), tuple(p.shape)) for name, p in model.named_parameters()
-    ]
+    tensors, whole = variant, variant
+    if role == "adapter-publisher":
+        tensors, whole = adapters_of, with_adapters
+    metadata = [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors(model, 0)]
     learner = Publisher(learner_spec(TIMEOUT_S), metadata, RunFolder(run_dir).read_keys())
     say(endpoint=learner.endpoint)
     for line in sys.stdin:
         command = json.loads(line)
         if command.get("die_in_transfer"):
-            transport.send = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        learner.publish(command["publish"], variant(model, command["publish"]))
+            die_when_all_have_met(sender.transport)
+        version = command["publish"]
+        probe = ((), ()) if role == "misshapen-publisher" else probe_of(model, whole(model, version))
+        learner.publish(version, tensors(model, version), probe)
         learner.wait_idle(TIMEOUT_S)
-        say(published=command["publish"])
+        say(published=version)
 
 
 # --- actor --------------------------------------------------------------------------------------------
@@ -169,6 +217,6 @@ async def actor(model_path: Path, run_dir: Path, *, fork: bool) -> None:
 if __name__ == "__main__":
     role, model_path, run_dir = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     if role.endswith("publisher"):
-        publisher(model_path, run_dir, misshapen=role == "misshapen-publisher")
+        publisher(model_path, run_dir, role)
     else:
         asyncio.run(actor(model_path, run_dir, fork=role == "forked-actor"))

@@ -41,7 +41,7 @@ ALLOWED = {
         "tasks",
         "toolcall",
     },
-    "learner": {"buffer.client", "buffer.messages", "weightsync.publisher"},
+    "learner": {"buffer.client", "buffer.messages", "weightsync.adapters", "weightsync.publisher"},
     "metrics": set(),
     "tasks": {"toolcall"},
     "toolcall": set(),

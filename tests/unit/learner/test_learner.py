@@ -72,9 +72,12 @@ class FakePublisher:
 
     def __init__(self) -> None:
         self.published: list[tuple[int, dict[str, torch.Tensor]]] = []
+        self.probed: list[int] = []  # versions
         self.closed = False
 
-    def publish(self, version, named_tensors) -> None:
+    def publish(self, version, named_tensors, probe) -> None:
+        if probe[0]:
+            self.probed.append(version)
         self.published.append((version, {name: tensor.clone() for name, tensor in named_tensors}))
 
     def metrics(self) -> dict[str, float]:
@@ -145,6 +148,15 @@ def test_m2_a_second_learner_goes_on_after_the_checkpoint_and_publishes_its_vers
     assert buffer.of(Resume) == [Resume(step=2, version=2)]
     assert [m.step for m in buffer.of(GetBatch)] == [3, 4]
     assert [version for version, _ in publisher.published] == [2, 3, 4]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_the_first_version_and_every_nth_after_it_goes_with_a_probe(model_folder, tmp_path):
+    _, publisher, _ = train(model_folder, tmp_path, steps=4, weightsync={"probe_every": 3})
+    assert publisher.probed == [1, 4]
+    (tmp_path / "none").mkdir()
+    _, publisher, _ = train(model_folder, tmp_path / "none", steps=1, weightsync={"probe_every": 0})
+    assert publisher.probed == []
 
 
 @pytest.mark.usefixtures("process_group")

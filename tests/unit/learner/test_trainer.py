@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import AutoModelForCausalLM
 
 from buffer.messages import Batch
+from configs.schema import ActorsConfig
 from learner import checkpoint
 from learner.batch import plan
 from learner.checkpoint import Progress
@@ -15,6 +17,7 @@ from learner.statistics import StepStatistics
 from learner.trainer import Trainer, TrainingDiverged, learning_rate
 from metrics import names
 from tests.unit.learner.support import poisoned, random_batch, run_config
+from weightsync.adapters import merged as merged_weights
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -280,12 +283,28 @@ def test_adapters_train_alone_and_are_published_merged(model_folder, tmp_path, d
         trainer.train_step(dataclasses.replace(batch, step=step))
     changed = [n for n, t in trainer.named_weights() if not torch.equal(t, before[n])]
     assert changed and all("proj" in name for name in changed)
+    # What travels is less, and engines make the same of it.
+    sent = [(n, t.clone()) for n, t in trainer.published_weights()]
+    assert [(n, str(t.dtype)[6:], tuple(t.shape)) for n, t in sent] == trainer.published_metadata()
+    assert sum(t.numel() for _, t in sent) < sum(t.numel() for _, t in trainer.named_weights()) / 2
+    in_engines = dict(merged_weights(sent, model_folder, getattr(torch, dtype)))
+    rtol, atol = (1e-2, 2e-4) if dtype == "bfloat16" else (1e-5, 1e-6)  # a last bit of bfloat16
+    for name, tensor in trainer.named_weights():
+        torch.testing.assert_close(in_engines[name], tensor, rtol=rtol, atol=atol)
     # What engines get is the policy that trained: the merged model gives the same logprobs.
     checkpoint.export(trainer, tmp_path / "export")
     merged = make(tmp_path / "export", dtype=dtype)
     moved = with_behaviour_of(trainer, batch)
     gap = merged.train_step(dataclasses.replace(moved, step=1))[names.LOGPROB_GAP_MEAN]
     assert gap < (1e-5 if dtype == "float32" else 0.02)
+
+
+def test_adapters_travel_merged_where_engines_would_not_find_the_weights(model_folder, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.setattr("learner.lora.base_names", lambda base: {"model.another.name"})
+    trainer = make(model_folder, lora_rank=4)
+    assert trainer.published_metadata() == trainer.weight_metadata()
+    assert [name for name, _ in trainer.published_weights()] == list(weights_of(trainer))
 
 
 def test_an_adapters_export_loads_with_peft_and_its_checkpoint_resumes(model_folder, tmp_path):
@@ -551,3 +570,15 @@ def test_an_empty_batch_is_harmless(model_folder):
     assert dist.get_world_size() == 1
     metrics = make(model_folder).train_step(Batch(step=1, version=0, groups=()))
     assert metrics[names.TOKENS_TRAINED] == 0
+
+
+def test_the_probe_is_what_the_plain_model_says_at_temperature_1(model_folder):
+    config = run_config().model_copy(update={"actors": ActorsConfig(temperature=0.5)})
+    trainer = Trainer(config, model_folder, rank=0, world=1, device="cpu")
+    ids, logprobs = trainer.probe()
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1]
+    expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-4, rtol=0)
+    assert trainer.probe()[0] == ids and trainer.policy.hf.get_output_embeddings().temperature == 0.5

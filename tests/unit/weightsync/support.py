@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import zmq
 from configs.roles import RoleSpec
 from configs.run_folder import CurveKeys
 from configs.schema import RunConfig, WeightSyncConfig
+from weightsync import transport
 from weightsync.publisher import Publisher
 from weightsync.receiver import EngineBroken, Receiver, Staged, TransferFailed
 from weightsync.staging import Staging
@@ -35,7 +36,7 @@ def new_keys() -> CurveKeys:
     return CurveKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
 
 
-def learner_spec(timeout_s: float, **weightsync: object) -> RoleSpec:
+def learner_spec(timeout_s: float, run_dir: Path = Path("unused"), **weightsync: object) -> RoleSpec:
     config = RunConfig(weightsync=WeightSyncConfig.model_validate({"timeout_s": timeout_s, **weightsync}))
     return RoleSpec(
         role="learner",
@@ -43,7 +44,7 @@ def learner_spec(timeout_s: float, **weightsync: object) -> RoleSpec:
         rank=0,
         world=1,
         config=config,
-        run_dir=Path("unused"),
+        run_dir=run_dir,
         run_id="run",
         config_dir=Path("unused"),
         model_path=Path("unused"),
@@ -55,8 +56,10 @@ def learner_spec(timeout_s: float, **weightsync: object) -> RoleSpec:
 
 
 @contextmanager
-def publisher(keys: CurveKeys, timeout_s: float = WAIT_S, **weightsync: object) -> Iterator[Publisher]:
-    made = Publisher(learner_spec(timeout_s, **weightsync), METADATA, keys)
+def publisher(
+    keys: CurveKeys, timeout_s: float = WAIT_S, run_dir: Path = Path("unused"), **weightsync: object
+) -> Iterator[Publisher]:
+    made = Publisher(learner_spec(timeout_s, run_dir, **weightsync), METADATA, keys)
     try:
         yield made
     finally:
@@ -64,7 +67,7 @@ def publisher(keys: CurveKeys, timeout_s: float = WAIT_S, **weightsync: object) 
 
 
 class StagedEngine:
-    """An `UpdatableEngine` whose model is a dict of tensors; the bytes come over real gloo."""
+    """An `UpdatableEngine` whose model is a dict of tensors; the bytes come over the real transport."""
 
     def __init__(self) -> None:
         self.model: dict[str, torch.Tensor] = {}
@@ -73,11 +76,12 @@ class StagedEngine:
         self.begun = asyncio.Event()
         self.breaks_in_swap = False
         self.damages = 0  # transfers whose bytes are damaged after they came
+        self.misloads = 0  # probes that find something else than was sent
         self.refusals = 0  # calls of `begin` that fail
         self._staging = Staging(torch.device("cpu"))
 
     async def devices(self) -> tuple[str, ...]:
-        return ("cpu",)
+        return (transport.device_name(torch.device("cpu")),)
 
     async def begin(self, group: GroupSpec, layout: Welcome) -> None:
         self.begun.set()
@@ -100,6 +104,13 @@ class StagedEngine:
         self._staging.discard()
         self.swaps.append((version, clear_cache))
         return 0.25
+
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The value of the weights for every token."""
+        if self.misloads:
+            self.misloads -= 1
+            return [-9.0] * (len(token_ids) - 1)
+        return list(self.values()) * (len(token_ids) - 1)
 
     async def abort(self) -> None:
         self.aborts += 1

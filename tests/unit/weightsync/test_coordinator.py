@@ -36,7 +36,17 @@ class Scene:
     def __init__(self, backend: str = "gloo", device: str = "cpu") -> None:
         self.now = 0.0
         self.coordinator = Coordinator(
-            Settings(SOURCE, (("w", "float32", (1,)),), 1, backend, device, "host", 1, TIMEOUT_S, SILENCE_S)
+            Settings(
+                SOURCE,
+                (("w", "float32", (1,)),),
+                1,
+                backend,
+                device,
+                "host",
+                1,
+                TIMEOUT_S,
+                SILENCE_S,
+            )
         )
         self.actions: list[Action] = []
 
@@ -291,24 +301,37 @@ def test_weights_of_another_learner_run_are_replaced_even_if_the_number_agrees()
     assert not scene.started()
 
 
-def test_auto_takes_nccl_only_where_everyone_has_a_cuda_device_of_its_own():
-    for device, member, backend in [
-        ("cuda:1", "cuda:2", "nccl"),
-        ("cuda:1", "cuda:1", "gloo"),
-        ("cuda:1", "cpu", "gloo"),
-        ("cpu", "cpu", "gloo"),
-    ]:
-        scene = Scene("auto", device)
-        scene.publish(1)
-        scene.join("a", devices=(member,))
-        assert scene.started()[0].group.backend == backend, (device, member)
+@pytest.mark.parametrize(
+    ("learner", "engine", "backend"),
+    [
+        ("cuda:1@m", "cuda:2@m", "nccl"),
+        ("cuda:1@m", "cuda:2@n", "nccl"),
+        ("cuda:1@m", "cuda:1@m", "gloo"),
+        ("cuda:1@m", "cuda:1@container-on-m", "gloo"),
+        ("cuda:1@m", "cpu@m", "gloo"),
+        ("cpu@m", "cpu@m", "gloo"),
+    ],
+)
+def test_auto_takes_nccl_only_where_everyone_has_a_cuda_device_of_its_own(learner, engine, backend):
+    scene = Scene("auto", learner)
+    scene.publish(1)
+    scene.join("a", devices=(engine,))
+    assert scene.started()[0].group.backend == backend
 
 
-def test_nccl_asked_for_and_impossible_is_refused_with_the_mend():
-    scene = Scene("nccl", "cuda:1")
-    scene.join("a", devices=("cpu",))
+@pytest.mark.parametrize(
+    ("backend", "engine", "says"),
+    [
+        ("nccl", "cpu@m", 'a has cpu and the learner cuda:1; set it to "auto" or "gloo"'),
+        ("nccl", "cuda:1@container-on-m", "a has cuda:1 and the learner cuda:1"),
+        ("shm", "cpu@n", "needs every engine on the learner's machine"),
+    ],
+)
+def test_a_backend_that_cannot_reach_the_engine_is_refused_with_the_mend(backend, engine, says):
+    scene = Scene(backend, "cuda:1@m")
+    scene.join("a", devices=(engine,))
     (refused,) = scene.to("a", Refused)
-    assert "a has cpu" in refused.reason and 'set it to "auto" or "gloo"' in refused.reason
+    assert says in refused.reason and 'set it to "auto" or "gloo"' in refused.reason
 
 
 def test_another_protocol_is_refused():

@@ -1,9 +1,10 @@
-"""Publisher and receivers over real sockets and real gloo, with a fake engine."""
+"""Publisher and receivers over real sockets and every backend of a CPU, with a fake engine."""
 
 import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,12 @@ from weightsync.curve import secure_client
 from weightsync.receiver import EngineBroken, Receiver, SyncRefused
 
 
+@pytest.fixture(params=["gloo", "shm", "disk"])
+def channel(request, tmp_path) -> dict[str, Any]:
+    """Arguments of `publisher`: one backend after the other."""
+    return {"backend": request.param, "run_dir": tmp_path}
+
+
 def run(scenario: Coroutine) -> None:
     async def within_the_limit():
         async with asyncio.timeout(2 * WAIT_S):
@@ -32,11 +39,11 @@ def run(scenario: Coroutine) -> None:
     asyncio.run(within_the_limit())
 
 
-def test_every_receiver_gets_every_version():
+def test_every_receiver_gets_every_version(channel):
     async def scenario():
         keys = new_keys()
         engines = [StagedEngine(), StagedEngine()]
-        with publisher(keys) as learner:
+        with publisher(keys, **channel) as learner:
             receivers = [
                 Receiver(engine, keys, f"actor-{i}", WAIT_S, "recompute", endpoint=learner.endpoint)
                 for i, engine in enumerate(engines)
@@ -93,11 +100,11 @@ def test_no_two_weights_share_a_cache_salt_even_when_a_restarted_learner_counts_
     run(scenario())
 
 
-def test_a_late_receiver_catches_up():
+def test_a_late_receiver_catches_up(channel):
     async def scenario():
         keys = new_keys()
         engines = [StagedEngine(), StagedEngine()]
-        with publisher(keys) as learner:
+        with publisher(keys, **channel) as learner:
             first, late = (
                 Receiver(engine, keys, f"actor-{i}", WAIT_S, "recompute", endpoint=learner.endpoint)
                 for i, engine in enumerate(engines)
@@ -139,11 +146,11 @@ def test_m4_a_hanging_engine_is_left_behind_and_the_other_gets_the_version():
     run(scenario())
 
 
-def test_damaged_bytes_are_never_loaded_and_are_sent_again():
+def test_damaged_bytes_are_never_loaded_and_are_sent_again(channel):
     async def scenario():
         keys, engine = new_keys(), StagedEngine()
         engine.damages = 1
-        with publisher(keys) as learner:
+        with publisher(keys, **channel) as learner:
             receiver = Receiver(engine, keys, "actor-0", WAIT_S, "recompute", endpoint=learner.endpoint)
             async with running(receiver):
                 learner.publish(1, weights(1))
@@ -153,11 +160,43 @@ def test_damaged_bytes_are_never_loaded_and_are_sent_again():
     run(scenario())
 
 
-def test_m5_an_engine_that_broke_while_loading_ends_the_receiver():
+def test_an_engine_that_differs_from_the_learner_gets_the_weights_again():
+    async def scenario():
+        keys, engine = new_keys(), StagedEngine()
+        engine.misloads = 1
+        with publisher(keys) as learner:
+            receiver = Receiver(engine, keys, "actor-0", WAIT_S, "keep", endpoint=learner.endpoint)
+            async with running(receiver):
+                learner.publish(1, weights(-2), ([5, 6, 7], [-2.0, -2.25]))
+                await receiver.wait_for_version(1, WAIT_S)
+                await asyncio.to_thread(learner.wait_idle, WAIT_S)
+                assert receiver.take_metrics()[names.SYNC_PROBE] == pytest.approx(0.125)
+                learner.publish(2, weights(-3))  # no probe with this one
+                await receiver.wait_for_version(2, WAIT_S)
+        assert [version for version, _ in engine.swaps] == [1, 1, 2]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("logprob", [-9.0, float("nan")])
+def test_m5_an_engine_that_differs_again_ends_the_receiver(logprob):
+    async def scenario():
+        keys, engine = new_keys(), StagedEngine()
+        with publisher(keys) as learner:
+            receiver = Receiver(engine, keys, "actor-0", WAIT_S, "keep", endpoint=learner.endpoint)
+            task = asyncio.create_task(receiver.run())
+            learner.publish(1, weights(-2), ([5, 6], [logprob]))
+            with pytest.raises(EngineBroken, match="after the weights were loaded twice"):
+                await asyncio.wait_for(task, WAIT_S)
+
+    run(scenario())
+
+
+def test_m5_an_engine_that_broke_while_loading_ends_the_receiver(channel):
     async def scenario():
         keys, engine = new_keys(), StagedEngine()
         engine.breaks_in_swap = True
-        with publisher(keys) as learner:
+        with publisher(keys, **channel) as learner:
             receiver = Receiver(engine, keys, "actor-0", WAIT_S, "recompute", endpoint=learner.endpoint)
             task = asyncio.create_task(receiver.run())
             learner.publish(1, weights(1))
@@ -168,22 +207,30 @@ def test_m5_an_engine_that_broke_while_loading_ends_the_receiver():
     run(scenario())
 
 
-def test_a_restarted_learner_is_followed_even_to_an_older_version():
+def test_a_restarted_learner_is_followed_even_to_an_older_version(channel):
     async def scenario():
         keys, engine = new_keys(), StagedEngine()
-        with publisher(keys) as learner:
+        with publisher(keys, **channel) as learner:
             receiver = Receiver(engine, keys, "actor-0", WAIT_S, "recompute", endpoint=learner.endpoint)
             async with running(receiver):
                 learner.publish(9, weights(9))
                 await receiver.wait_for_version(9, WAIT_S)
                 learner.close()
-                with publisher(keys) as restarted:
+                with publisher(keys, **channel) as restarted:
                     restarted.publish(8, weights(0.5))
                     receiver.set_endpoint(restarted.endpoint)
                     await asyncio.to_thread(wait_until_joined, restarted)
                     assert receiver.version == 8 and engine.values() == {0.5}
 
     run(scenario())
+
+
+def test_what_a_killed_learner_left_on_disk_is_removed_by_the_next(tmp_path):
+    left = tmp_path / "weights" / "run-ab-0-1.safetensors.part"
+    left.parent.mkdir()
+    left.write_bytes(b"half a file")
+    with publisher(new_keys(), backend="disk", run_dir=tmp_path):
+        assert not left.exists()
 
 
 def wait_until_joined(learner) -> None:
@@ -193,10 +240,10 @@ def wait_until_joined(learner) -> None:
     learner.wait_idle(WAIT_S)
 
 
-def test_a_failed_engine_call_before_loading_keeps_the_old_weights():
+def test_a_failed_engine_call_before_loading_keeps_the_old_weights(channel):
     async def scenario():
         keys, engine = new_keys(), StagedEngine()
-        with publisher(keys) as learner:
+        with publisher(keys, **channel) as learner:
             receiver = Receiver(engine, keys, "actor-0", WAIT_S, "recompute", endpoint=learner.endpoint)
             async with running(receiver):
                 learner.publish(1, weights(1))
@@ -249,7 +296,7 @@ def test_nccl_without_cuda_ends_the_receiver_with_the_mend():
             receiver = Receiver(
                 StagedEngine(), keys, "actor-0", WAIT_S, "recompute", endpoint=learner.endpoint
             )
-            with pytest.raises(SyncRefused, match='set it to "auto" or "gloo"'):
+            with pytest.raises(SyncRefused, match='actor-0 has cpu and the learner cpu; set it to "auto"'):
                 await asyncio.wait_for(receiver.run(), WAIT_S)
 
     run(scenario())
