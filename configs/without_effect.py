@@ -55,6 +55,11 @@ def _dead(config: RunConfig) -> dict[str, str]:
         dead["eval.every_prompts"] = "with eval.every_steps = 0"
     elif config.eval.every_steps >= config.learner.steps:
         dead["eval.every_steps"] = f"with only learner.steps = {config.learner.steps}"
+    if config.weightsync.probe_every == 0:
+        dead["weightsync.probe_tolerance"] = "with weightsync.probe_every = 0"
+    if config.weightsync.backend in ("shm", "disk"):
+        backend = config.weightsync.backend
+        dead["weightsync.bucket_mb"] = f'with weightsync.backend = "{backend}": a version is one piece there'
     from_preset = PRESETS.get(config.learner.preset or "", {})
     for name, reason in _dead_of_learner(config.learner).items():
         if name not in from_preset:

@@ -149,6 +149,16 @@ def test_a_missing_file_names_the_nearest_recipe(tmp_path):
         load_config(tmp_path / "calculator_cpuu.toml")
 
 
+def test_settings_of_weightsync_without_effect_warn(tmp_path):
+    (tmp_path / "a.toml").write_text(
+        '[weightsync]\nbackend = "shm"\nbucket_mb = 8\nprobe_every = 0\nprobe_tolerance = 1'
+    )
+    assert load_config(tmp_path / "a.toml").warnings == (
+        "weightsync.probe_tolerance has no effect with weightsync.probe_every = 0",
+        'weightsync.bucket_mb has no effect with weightsync.backend = "shm": a version is one piece there',
+    )
+
+
 def test_settings_without_effect_warn(tmp_path):
     warnings = load_config(None, ["--task.parser", "tag", "--learner.kl_estimator", "k1"]).warnings
     assert warnings == (
