@@ -212,7 +212,10 @@ def _facts(config: RunConfig, mixture: Mixture, model: str) -> dict[str, Any]:
     weights = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     facts = {"model": model, "weights": weights, "temperature": config.actors.temperature}
     for part in mixture.parts:
-        settings = part.limits.model_dump(mode="json", exclude={"trajectory_timeout_s", "mix"})
+        # Without what is at its default, so that a setting that a later version adds makes no difference.
+        settings = part.limits.model_dump(
+            mode="json", exclude_defaults=True, exclude={"trajectory_timeout_s", "mix"}
+        )
         facts |= {f"{part.task.name}: task.{name}": value for name, value in settings.items()}
     return facts
 

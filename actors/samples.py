@@ -53,17 +53,19 @@ class SampleFile:
     """Appends samples to a JSONL file; what it held before is in `done`."""
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
-        """`facts`: what makes samples comparable. Raises BadSamples if the file was made with others."""
+        """`facts`: what makes samples comparable, as JSON has it. Raises BadSamples if the file was made with
+        others."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.done: dict[tuple[str, str, int, int, int], Sample] = {}
         whole = 0
         if path.exists():
             found, samples, whole = _read(path)
-            different = next((name for name in facts if found and found.get(name) != facts[name]), None)
+            different = next((n for n in {**facts, **found} if found and found.get(n) != facts.get(n)), None)
             if different:
+                was, now = (repr(side.get(different, "not set")) for side in (found, facts))
                 raise BadSamples(
-                    f"{path} is another evaluation's: its {different} was {found.get(different)!r}, now it "
-                    f"is {facts[different]!r}; give another --out or remove the file"
+                    f"{path} is another evaluation's: its {different} was {was}, now it is {now}; "
+                    "give another --out or remove the file"
                 )
             self.done = {sample.key: sample for sample in samples}
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)

@@ -95,6 +95,8 @@ def test_other_rewards_are_another_evaluation(tmp_path):
     SampleFile(tmp_path / "x.jsonl", facts(rewards=["a:b"], trajectory_timeout_s=9)).close()
     with pytest.raises(BadSamples, match=r"its sums: task\.rewards was \['a:b'\], now it is \['a:c'\]"):
         SampleFile(tmp_path / "x.jsonl", facts(rewards=["a:c"]))
+    with pytest.raises(BadSamples, match=r"rewards was \['a:b'\], now it is 'not set'"):
+        SampleFile(tmp_path / "x.jsonl", facts())
 
 
 @reward
