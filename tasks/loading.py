@@ -17,7 +17,7 @@ from configs.schema import TaskConfig
 from tasks.data import PromptTemplate, split
 from tasks.readers import BadData, PlacedRow, read_rows
 from tasks.reward import BadReward, arguments_of, check_parameters, configured
-from tasks.row_tools import RowTools, acknowledge
+from tasks.row_tools import RowTools, acknowledge, check_offered
 from tasks.types import Episode, Reward, Task
 from toolcall.importing import import_object
 from toolcall.parsers import AUTO, make_parser
@@ -86,9 +86,15 @@ def _made_task(config: TaskConfig, config_dir: Path, seed: int) -> Task:
     task = make(**_options(make, config, {"seed": seed, "folder": config_dir}))
     if not isinstance(task, Task):
         raise BadTask(f"task.name = {config.name!r} returned a {type(task).__name__}, not a tasks.Task")
-    rows = (row for side in (task.train, task.held_out) for row in side)
-    _check_files(config, (PlacedRow(row, f"{task.name} row {n}") for n, row in enumerate(rows, 1)))
+    if task.offered is not None:
+        check_offered(task.offered, _numbered(task))
+    _check_files(config, _numbered(task))
     return replace(task, tools=load_tools([*task.tools, *_mcp_tools(config, config_dir)]))
+
+
+def _numbered(task: Task) -> Iterable[PlacedRow]:
+    rows = (row for side in (task.train, task.held_out) for row in side)
+    return (PlacedRow(row, f"{task.name} row {number}") for number, row in enumerate(rows, 1))
 
 
 def _options(make: Callable[..., Any], config: TaskConfig, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,10 +56,18 @@ def arguments_of(reward: Reward, episode: Episode, group: Sequence[Episode] = ()
     """The reward function's arguments for this episode. Raises BadReward if the row lacks a field."""
     check_parameters(reward, episode.row)
     available: dict[str, Any] = dict(reward.options)
-    for name in reward.parameters:
+    for name, parameter in reward.parameters.items():
         field = reward.fields.get(name, name)
-        if name not in available and field in episode.row:
-            available[name] = _typed(reward.fn, name, episode.row[field], f"reward {reward.name!r}: {field}")
+        if name in available or name in RESERVED_NAMES or field not in episode.row:
+            continue
+        value = episode.row[field]
+        if value is not None or _takes_none(reward.fn, name):
+            available[name] = _typed(reward.fn, name, value, f"reward {reward.name!r}: {field}")
+        elif parameter.default is inspect.Parameter.empty:  # "None" would be the right answer
+            raise BadReward(
+                f"reward {reward.name!r} asks for {field!r}, which is null in this row; give it a value, or "
+                "let the reward's type hint allow None"
+            )
     available |= {
         **dict.fromkeys(EPISODE_NAMES, episode),
         "group": tuple(group),
@@ -124,6 +132,14 @@ def _typed(fn: Callable[..., Any], name: str, value: Any, what: str) -> Any:
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise BadReward(f"{what} = {value!r} is refused: {reason}") from None
+
+
+def _takes_none(fn: Callable[..., Any], name: str) -> bool:
+    adapter = _adapters(fn).get(name)
+    try:
+        return adapter is not None and adapter.validate_python(None) is None
+    except ValidationError:
+        return False
 
 
 @lru_cache(maxsize=256)

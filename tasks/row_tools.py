@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.readers import BadData, PlacedRow
 from tasks.types import Row
-from toolcall import BadTool, Tool, ToolContext, schema_tool
+from toolcall import BadTool, Tool, ToolContext, load_tools, schema_tool
 
 Answer = Callable[[str, dict[str, Any], ToolContext], Awaitable[Any]]  # tool, arguments, context -> result
 _TYPES = {  # of the Berkeley leaderboard, which names types as Python and Java do
@@ -85,6 +85,15 @@ class RowTools:
         if described.name in self._tools:
             raise BadTool(f"a schema has the name of the task's tool {described.name!r}; give the name alone")
         return described
+
+
+def check_offered(offered: Callable[[Row], Sequence[Tool]], rows: Iterable[PlacedRow]) -> None:
+    """The same for a function of a user's own. Raises BadData."""
+    for placed in rows:
+        try:
+            load_tools(offered(placed.row))
+        except BadTool as error:
+            raise BadData(f"{placed.place}: {error}") from error
 
 
 def callable_name(name: str) -> str:

@@ -396,6 +396,23 @@ def test_a_csv_files_text_is_read_by_the_rewards_hints(folder):
     assert asyncio.run(score(task.rewards, episode("2", answer="2"))).reward == 2.5
 
 
+def test_null_is_no_answer_but_the_default_where_there_is_one(folder):
+    """As a Parquet file has it for every field that a row lacks; "None" must not be the right answer."""
+    (folder / "null_task.py").write_text(
+        "from tasks import reward\n\n"
+        "@reward\ndef ready(trajectory, limit: int = 3) -> float:\n    return limit\n\n"
+        "@reward\ndef told(hint: str | None) -> float:\n    return float(hint is None)\n"
+    )
+    (folder / "null.jsonl").write_text('{"question": "q", "answer": null, "limit": null, "hint": null}')
+    for name, value in (("null_task:ready", 3.0), ("null_task:told", 1.0)):
+        task = load_task(data_config(data="null.jsonl", rewards=[name], held_out=0), folder, seed=0)
+        made = episode("None", **task.train[0])
+        assert asyncio.run(score(task.rewards, made)).reward == value
+    for name in ("tasks.rules:exact_match", "task_of_mine:says_it"):
+        with pytest.raises(BadReward, match=r"null.jsonl line 1: .* asks for 'answer', which is null"):
+            load_task(data_config(data="null.jsonl", rewards=[name]), folder, seed=0)
+
+
 def test_a_template_fills_fields_once_and_keeps_other_braces():
     template = PromptTemplate('{a} {b} {"x": 1} {} {{a}} {1}')
     assert template.fields == ("a", "b")

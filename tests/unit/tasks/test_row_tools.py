@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +136,26 @@ def test_schemas_as_the_leaderboard_writes_them_or_as_json_text(tmp_path):
 def test_tools_that_a_row_cannot_have_are_errors_that_name_its_line(tmp_path, tools, says):
     with pytest.raises(BadData, match=says):
         load(tmp_path, [row(["add"]), row(tools)])
+
+
+def made_by_a_function(seed):
+    rows = [{"question": "q", "answer": "1", "names": names} for names in ("add", "add negate", "add add")]
+    tools = {"add": add, "negate": negate}
+    task = load_task(TaskConfig(name="calculator"), Path(), seed)
+    return replace(
+        task,
+        train=rows[: seed + 2],
+        held_out=(),
+        offered=lambda row: [tools[n] for n in row["names"].split()],
+    )
+
+
+def test_a_functions_rows_are_checked_too():
+    config = TaskConfig(name="tests.unit.tasks.test_row_tools:made_by_a_function")
+    task = load_task(config, Path(), seed=0)
+    assert [len(task.tools_of(row)) for row in task.train] == [1, 2]
+    with pytest.raises(BadData, match="calculator row 3: two tools are called 'add'"):
+        load_task(config, Path(), seed=1)
 
 
 def test_a_syntax_of_tags_cannot_call_what_only_a_row_describes(tmp_path):
