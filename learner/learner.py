@@ -162,11 +162,13 @@ class Learner:
         every = self.config.weightsync.probe_every
         probe = self.trainer.probe() if every and self.publishes % every == 0 else ((), ())
         self.publishes += 1
-        if self.publisher is not None:
-            self.publisher.publish(version, self.trainer.published_weights(), probe)
-            return
-        for _ in self.trainer.published_weights():  # a collective under ZeRO-3: rank 0 gathers
-            pass
+        weights = self.trainer.published_weights()
+        try:
+            if self.publisher is not None:
+                self.publisher.publish(version, weights, probe)
+        finally:
+            for _ in weights:  # a collective under ZeRO-3, which no rank leaves early, whatever fails
+                pass
 
     def _checkpoint_if_due(self, step: int) -> None:
         """Report a checkpoint that has become complete; start one if it is time."""

@@ -151,6 +151,29 @@ def test_m2_a_second_learner_goes_on_after_the_checkpoint_and_publishes_its_vers
 
 
 @pytest.mark.usefixtures("process_group")
+def test_m3_a_rank_whose_publisher_fails_still_takes_part_in_the_whole_gather(
+    model_folder, tmp_path, monkeypatch
+):
+    gathered: list[str] = []
+
+    def weights(trainer):
+        for name, tensor in trainer.named_weights():
+            yield name, tensor
+            gathered.append(name)
+
+    def fail(_publisher, _version, named_tensors, _probe):
+        next(iter(named_tensors))
+        raise RuntimeError("the weight publisher failed")
+
+    monkeypatch.setattr(Trainer, "published_weights", weights)
+    monkeypatch.setattr(FakePublisher, "publish", fail)
+    with pytest.raises(RuntimeError, match="the weight publisher failed"):
+        train(model_folder, tmp_path, steps=1)
+    whole = Trainer(run_config(), model_folder, rank=0, world=1, device="cpu").weight_metadata()
+    assert gathered == [name for name, _, _ in whole]
+
+
+@pytest.mark.usefixtures("process_group")
 def test_the_first_version_and_every_nth_after_it_goes_with_a_probe(model_folder, tmp_path):
     _, publisher, _ = train(model_folder, tmp_path, steps=4, weightsync={"probe_every": 3})
     assert publisher.probed == [1, 4]
