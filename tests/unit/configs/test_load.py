@@ -170,6 +170,21 @@ def test_settings_without_effect_warn(tmp_path):
     assert load_config(tmp_path / "a.toml").warnings == ("task.options has no effect with task.data",)
 
 
+def test_settings_of_evaluation_and_judge_without_effect_warn():
+    given = ["--eval.every_prompts", "8", "--judge.gpus", "2"]
+    assert load_config(None, given).warnings == (
+        "judge.gpus has no effect without judge.serve",
+        "eval.every_prompts has no effect with eval.every_steps = 0",
+    )
+    late = load_config(None, ["--eval.every_steps", "60", "--steps", "60"]).warnings
+    assert late == ("eval.every_steps has no effect with only learner.steps = 60",)
+
+
+def test_sampling_seeds_are_different_and_at_least_one():
+    assert "names a seed twice" in refusal(["--eval.seeds", "[0, 1, 0]"])
+    assert "eval.seeds" in refusal(["--eval.seeds", "[]"])
+
+
 def test_every_key_has_a_line_of_documentation_and_says_what_it_takes():
     for key in all_keys().values():
         assert key.doc and key.wanted, key.name
