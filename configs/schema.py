@@ -155,7 +155,7 @@ class WeightSyncConfig(Section):
 
 def _different(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{seeds} names a seed twice, which would draw the same samples again")
+        raise ValueError(f"eval.seeds = {seeds} names a seed twice, which would draw the same samples again")
     return seeds
 
 

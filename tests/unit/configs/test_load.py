@@ -181,7 +181,7 @@ def test_settings_of_evaluation_and_judge_without_effect_warn():
 
 
 def test_sampling_seeds_are_different_and_at_least_one():
-    assert "names a seed twice" in refusal(["--eval.seeds", "[0, 1, 0]"])
+    assert "eval.seeds = [0, 1, 0] names a seed twice" in refusal(["--eval.seeds", "[0, 1, 0]"])
     assert "eval.seeds" in refusal(["--eval.seeds", "[]"])
 
 
