@@ -25,6 +25,7 @@ WATCH_S = 0.05  # between looks at the memory and CPU of all processes
 CALLER_S = 10.0  # for the caller to take an answer
 START_S = 15.0  # for the worker to be ready
 EXIT_S = 0.5  # for a worker whose files are closed to have ended
+_NOTHING = {"session": True, "code": "None", "stdin": "", "files": {}, "echo": True}
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -98,9 +99,18 @@ class Box:
             os.set_blocking(descriptor, False)
             self.pipes[descriptor] = bytearray()
         theirs.close()
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Run nothing, once: it shows that the worker is ready, and what a run touches of the fork server's
+        memory is copied now. Raises what went wrong."""
+        assert self.control is not None
         self.control.settimeout(START_S)
-        if (said := self.control.recv(4096)) != worker.READY:
+        wire.send(self.control, _NOTHING)
+        if (said := self.control.recv(4096)) != worker.EXIT_CODE.pack(0):
             raise OSError(said.decode(errors="replace") or "the worker died")
+        self._drain()
+        self.cpu_before_s = self._usage().cpu_s
         self.control.settimeout(self.limits.wall_s)
 
     def run(self, request: dict[str, Any]) -> RunResult:

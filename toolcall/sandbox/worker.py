@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 from toolcall.sandbox import kernel, view, wire
 from toolcall.sandbox.types import Limits
 
-READY = b"+"
 EXIT_CODE = struct.Struct("<i")
 WHERE = "<code>"
 NICENESS = 5  # engines and learners on the same cores go first
@@ -38,24 +37,21 @@ HOME = "/tmp"
 
 
 def main(control: socket.socket, out: int, err: int, limits: Limits, filter_: bytes) -> NoReturn:
-    """Give up everything, say so on `control`, and run what comes there: one request as a script, which ends
-    the process with its exit code, or those of a session, one after another in one namespace."""
+    """Give up everything, and run what then comes on `control`: one request as a script, which ends the
+    process with its exit code, or those of a session, one after another in one namespace."""
     try:
         _confine(limits, filter_, (os.open(os.devnull, os.O_RDONLY), out, err), keep=control.fileno())
-        control.sendall(READY)
     except BaseException as error:  # noqa: BLE001 - no code has run: the box tells it as its own failure
         control.sendall(f"{type(error).__name__}: {error}".encode())
         os._exit(1)
-    request = wire.receive(control)
-    if request is not None and not request["session"]:
-        control.close()
-        _run_script(request)
     main = _new_main()
-    while request is not None:
+    while (request := wire.receive(control)) is not None:
+        if not request["session"]:
+            control.close()
+            _run_script(request)
         code = _execute(request, main)
         _flush()
         control.sendall(EXIT_CODE.pack(code))
-        request = wire.receive(control)
     os._exit(0)
 
 
