@@ -35,6 +35,7 @@ from benchmarks.buffer_peers import (
     Measured,
     Unavailable,
     free_endpoint,
+    load_ray,
     measure_echo,
     measure_ray,
     measure_redis,
@@ -203,9 +204,8 @@ def take_turns(
                 console.print(str(error))
                 del measurements[name]
                 continue
-            console.print(
-                f"round {number}: {name} {measured.puts_per_s:,.0f} put/s", style="dim", highlight=False
-            )
+            speed = f"{measured.puts_per_s:,.0f} put/s, {measured.cpu_us:.0f} us of CPU each"
+            console.print(f"round {number}: {name} {speed}", style="dim", highlight=False)
             if name not in best or measured.puts_per_s > best[name].puts_per_s:
                 best[name] = measured
     return best
@@ -226,6 +226,7 @@ def measure_all(
             if "redis" in peers:
                 measurements[f"Redis Streams, {n} producers"] = lambda n=n: measure_redis(model, count, n)
         if "ray" in peers:
+            load_ray()
             start_ray = cache(lambda: stack.enter_context(ray_cluster(max(producers))))
             for n in producers:
                 measurements[f"Ray queue, {n} producers"] = lambda n=n: (

@@ -234,10 +234,15 @@ def _wait_for(condition: Callable[[], Any]) -> None:
 # --- a Ray actor queue ------------------------------------------------------------------------------
 
 
+def load_ray() -> None:
+    """Import Ray, before ZeroMQ is used: after it the import crashes."""
+    # Read at the import: no idle workers, and patience where the machine is busy.
+    os.environ.update(RAY_enable_worker_prestart="0", RAY_raylet_start_wait_time_s=f"{CALL_S:.0f}")
+    import ray  # noqa: F401
+
+
 @contextmanager
 def ray_cluster(producers: int) -> Iterator[None]:
-    # Read by Ray at its import: no idle workers, and patience where the machine is busy.
-    os.environ |= {"RAY_enable_worker_prestart": "0", "RAY_raylet_start_wait_time_s": str(CALL_S)}
     import ray
 
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
