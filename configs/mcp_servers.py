@@ -59,6 +59,11 @@ class McpConfig(BaseModel):
     max_concurrency: Positive = 32
     """Calls of one tool at once in one actor."""
 
+    @property
+    def takes_folder(self) -> bool:
+        """It works on a folder of its own for each trajectory."""
+        return any(map(FOLDER.search, (*self.args, *self.env.values())))
+
 
 def refuse_bad_server(name: str, server: McpConfig) -> None:
     """Raises ValueError, one sentence with the mend."""
@@ -74,11 +79,10 @@ def refuse_bad_server(name: str, server: McpConfig) -> None:
     defaults = McpConfig.model_fields  # a run folder's config spells them out
     if key := next((key for key in useless if getattr(server, key) != defaults[key].default), None):
         raise ValueError(f"{table}.{key} has no effect with {'url' if server.url else 'command'}; remove it")
-    if server.scope != "trajectory":
-        if server.files:
-            raise ValueError(f'{table}.files is of one trajectory; set {table}.scope = "trajectory"')
-        if any(map(FOLDER.search, (*server.args, *server.env.values()))):
-            raise ValueError(f'{table}: {{folder}} is of one trajectory; set {table}.scope = "trajectory"')
+    if server.files and not server.takes_folder:
+        raise ValueError(f"{table}.files has no effect: tell the server its {{folder}} in args or env")
+    if server.takes_folder and server.scope != "trajectory":
+        raise ValueError(f'{table}: {{folder}} is of one trajectory; set {table}.scope = "trajectory"')
     if secret := next(_plain_secrets(server), None):
         raise ValueError(
             f"{table}.{secret} would be written to the run folder; keep the value in an environment "

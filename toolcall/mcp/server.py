@@ -53,12 +53,6 @@ class Server:
         if config.command:
             self._refuse_missing_program()
 
-    @property
-    def takes_folder(self) -> bool:
-        """It works on a folder of its own for each trajectory."""
-        texts = (*self.config.args, *self.config.env.values())
-        return bool(self.config.files) or any(map(FOLDER.search, texts))
-
     def in_folder(self, folder: Path) -> Server:
         """The same with that folder in place of `{folder}`."""
 

@@ -55,7 +55,7 @@ def _own_client(context: ToolContext, server: Server, schemas: Mapping[str, Any]
     """The trajectory's own session, which ends with the trajectory."""
     key = f"MCP server {server.name}"
     if key not in context.state:
-        if server.takes_folder:
+        if server.config.takes_folder:
             server = server.in_folder(own_folder(context, server.config.files))
         client = context.state[key] = McpClient(server, schemas, one_session=True)
         context.resources.push_async_callback(client.close)

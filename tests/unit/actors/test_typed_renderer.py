@@ -6,6 +6,7 @@ from actors.renderer import RendererError, make_renderer
 from actors.typed_renderer import TypedRenderer, typed_renderer_name
 from tests.tiny import tiny_tokenizer
 from tests.unit.actors.support import make_task
+from toolcall import tool
 from toolcall.types import CallSpan, Outcome, ToolResult
 
 QWEN3 = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -50,3 +51,17 @@ def test_the_format_is_found_by_the_hub_name(tokenizer):
     assert typed_renderer_name(tokenizer) == "qwen3"
     tokenizer.name_or_path = "somebody/else"
     assert typed_renderer_name(tokenizer) is None
+
+
+def test_a_row_with_tools_of_its_own_is_shown_those_alone(tokenizer):
+    @tool
+    def weather(city: str) -> str:
+        """Look out."""
+        return city
+
+    renderer = make_renderer(tokenizer, make_task("hermes", parser=None, tools_in_prompt=False), "qwen3")
+    ask = [{"role": "user", "content": "Q"}]
+    own, usual = (tokenizer.decode(each.prompt(ask)) for each in (renderer.offering([weather]), renderer))
+    assert "weather" in own and "calculator" not in own
+    assert "calculator" in usual and "weather" not in usual
+    assert "<tools>" not in tokenizer.decode(renderer.offering([]).prompt(ask))

@@ -171,7 +171,7 @@ def test_a_file_has_its_limits_and_a_refusal_says_what_there_is(tmp_path):
 )
 def test_a_row_whose_files_cannot_be_written_is_an_error_with_its_line(tmp_path, files, says):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "q", "files": files}) + "\n" * 2)
-    server = {"command": "python", "scope": "trajectory", "files": "files"}
+    server = {"command": "python", "args": ["{folder}"], "scope": "trajectory", "files": "files"}
     settings = {"data": "rows.jsonl", "rewards": ["tasks.rules:exact_match"], "mcp": {"own": server}}
     rewards = [{"use": "tasks.rules:exact_match", "options": {"answer": "a"}}]
     with pytest.raises(BadData, match=says):
@@ -181,7 +181,7 @@ def test_a_row_whose_files_cannot_be_written_is_an_error_with_its_line(tmp_path,
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"files": "files"}, r"files is of one trajectory; set task.mcp.own.scope = \"trajectory\""),
+        ({"files": "files", "scope": "trajectory"}, r"files has no effect: tell the server its \{folder\}"),
         ({"args": ["{folder}"]}, r"\{folder\} is of one trajectory; set task.mcp.own.scope"),
         ({"env": {"AT": "{folder}/x"}}, r"\{folder\} is of one trajectory"),
     ],
