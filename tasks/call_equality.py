@@ -47,7 +47,14 @@ def wanted_calls(truth: Any) -> list[Wanted]:
             raise BadAnswer(f"not valid JSON ({error})") from error
     if not isinstance(truth, list):
         raise BadAnswer(f"must be a list of calls, but is a {type(truth).__name__}")
-    return [_wanted(entry) for entry in truth]
+    return [_wanted(_without_nulls(entry)) for entry in truth]
+
+
+def _without_nulls(entry: Any) -> Any:
+    """Parquet gives each row the functions and arguments of all rows, null where there are none."""
+    if not isinstance(entry, dict):
+        return entry
+    return {key: _without_nulls(value) for key, value in entry.items() if value is not None}
 
 
 def _wanted(entry: Any) -> Wanted:

@@ -103,6 +103,11 @@ def test_calls_of_a_turn_match_in_any_order_each_once():
     assert calls_match([ToolCall("", "f", {"x": 1}), ToolCall("", "f", {"x": 2})], greedy, tools)
 
 
+def test_what_parquet_adds_to_an_answer_is_not_asked_for():
+    (wanted,) = wanted_calls([{"f": {"x": [1], "y": None}, "g": None}])
+    assert (wanted.name, wanted.arguments) == ("f", {"x": [1]})
+
+
 @pytest.mark.parametrize("truth", ["[", {"f": {}}, [3], [{"f": 1}], [{"f": {"x": 1}}], [{"f": {}, "g": {}}]])
 def test_an_answer_that_says_nothing_is_refused(truth):
     with pytest.raises(BadAnswer):
