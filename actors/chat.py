@@ -39,7 +39,7 @@ _LOOK_EVERY_S = 0.2
 _LIMITS: dict[str, str] = {  # that a stop reason names
     StopReason.MAX_TURNS: "task.max_turns",
     StopReason.MAX_TOKENS: "task.max_tokens_per_turn",
-    StopReason.CONTEXT_LENGTH: "the conversation fills task.max_trajectory_tokens; /new begins another",
+    StopReason.CONTEXT_LENGTH: "no room is left in task.max_trajectory_tokens or the model; /new begins anew",
 }
 
 

@@ -51,7 +51,7 @@ def test_a_message_without_an_answer_is_not_remembered():
     said = iter(["word " * 100, "Hi", None])
     screen = io.StringIO()
     asyncio.run(chat(task, roll_with([rollouts]), lambda: next(said), Console(file=screen, width=120), 0.0))
-    assert "ended by context_length: the conversation fills task.max_trajectory_tokens" in screen.getvalue()
+    assert "ended by context_length: no room is left in task.max_trajectory_tokens" in screen.getvalue()
     assert "word" not in tokenizer.decode(engine.requests[0][0])
 
 
