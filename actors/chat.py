@@ -65,12 +65,13 @@ async def chat(
     number = 0
     console.print(f"[dim]{HELP}[/]")
     while (text := await asyncio.to_thread(read)) is not None:
-        if text.strip() in ("/quit", "/exit"):
+        text = text.strip()  # prompts of training end in no line break either
+        if text in ("/quit", "/exit"):
             return
-        if text.strip() == "/new":
+        if text == "/new":
             conversation = opening(task)
             continue
-        if not text.strip():
+        if not text:
             continue
         messages = [*conversation, {"role": "user", "content": text}]
         row = {**task.train[0], "messages": messages}  # what its tools know of a row is the first one's

@@ -21,14 +21,14 @@ def test_a_message_runs_the_tools_and_the_next_remembers_it(syntax):
     task = make_task(syntax)
     turns = [CALLS[syntax], "It is 84<|im_end|>", "You asked for 84<|im_end|>", "Hello<|im_end|>"]
     rollouts, engine, tokenizer = make_rollouts(turns, task=chat_task(task))
-    said = iter(["12 times 7?", " ", "What did I ask?", "/new", "Hi", None])
+    said = iter(["12 times 7?", " ", "What did I ask?\n", "/new\n", "Hi", None])
     screen = io.StringIO()
     console = Console(file=screen, width=80)
     asyncio.run(chat(task, roll_with([rollouts]), lambda: next(said), console, 0.0))
     shown = screen.getvalue()
     assert "calculator: 84" in shown and "It is 84" in shown and "You asked for 84" in shown
     second, third = (tokenizer.decode(ids) for ids, *_ in engine.requests[2:])
-    assert "12 times 7?" in second and "It is 84" in second and "What did I ask?" in second
+    assert "12 times 7?" in second and "It is 84" in second and "What did I ask?<|im_end|>" in second
     assert second.count("12*7") == 1
     assert "12 times 7?" not in third and "Hi" in third
 
