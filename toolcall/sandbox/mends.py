@@ -10,8 +10,8 @@ from pathlib import Path
 _CALLS = ("unshare: ", "clone: ", "mount of ", "pivot_root: ")
 _DOCKER = (
     "this is a container, start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
-    "--security-opt systempaths=unconfined, or with a seccomp profile that allows unshare, clone, mount and "
-    "pivot_root"
+    "--security-opt systempaths=unconfined (or a seccomp profile that allows unshare, clone, mount and "
+    "pivot_root), and as root with --cap-add SYS_ADMIN"
 )
 _APPARMOR = "sysctl kernel.apparmor_restrict_unprivileged_userns=0"
 _COUNT = "sysctl user.max_user_namespaces=10000"

@@ -22,6 +22,13 @@ def refused(call):
     except OSError:
         return True
     return False
+def many():
+    ends = os.pipe()
+    for _ in range(PROCESSES + 1):  # each waits for the end of this one
+        if os.fork() == 0:
+            os.close(ends[1])
+            os.read(ends[0], 1)
+            os._exit(0)
 print(json.dumps({
     "no network": refused(socket.socket),
     "sees its own processes only": len([p for p in os.listdir("/proc") if p.isdigit()]) <= 2,
@@ -30,7 +37,7 @@ print(json.dumps({
     "no capabilities": int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0,
     "gains no privileges": status["NoNewPrivs"] == "1",
     "no dangerous system calls": status["Seccomp"] == "2",
-    "limits hold": all(resource.getrlimit(limit)[1] >= 0 for limit in limits),
+    "limits hold": all(resource.getrlimit(limit)[1] >= 0 for limit in limits) and refused(many),
 }))
 """
 
@@ -43,7 +50,8 @@ class Protection:
 
 async def measure(sandbox: Sandbox) -> list[Protection]:
     """Raises SandboxUnavailable if there is no sandbox, or one of its protections does not hold."""
-    result = await sandbox.run(_PROBE, limits=Limits(wall_s=120, cpu_s=60))  # the machine may be starved
+    limits = Limits(wall_s=120, cpu_s=60, processes=4)  # the machine may be starved
+    result = await sandbox.run(f"PROCESSES = {limits.processes}\n{_PROBE}", limits=limits)
     if not result.ok:
         raise SandboxUnavailable(f"the sandbox's probe failed: {result.stderr or result.ended}")
     found = [Protection(name, bool(holds)) for name, holds in json.loads(result.stdout).items()]
