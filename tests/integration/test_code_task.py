@@ -3,6 +3,9 @@
 import asyncio
 import json
 import random
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from tasks.code import run_tests
 from tasks.code_problems import problem
 from toolcall.sandbox import Sandbox, SandboxUnavailable
 
+DOCS = Path(__file__).parents[2] / "docs" / "tasks" / "code.md"
 TESTS = ["assert solve([3, 4]) == 3", "assert solve([]) == 0"]
 RIGHT = "def solve(x):\n    return sum(n for n in x if n % 3 == 0)\n"
 
@@ -47,7 +51,7 @@ def test_code_passes_the_tests_that_hold(code, passed):
     assert asyncio.run(run_tests(code, TESTS)) == passed
 
 
-def test_a_file_like_mbpps_and_one_like_humanevals_are_scored(tmp_path):
+def test_files_like_mbpps_and_humanevals_are_scored_by_the_recipes_of_the_docs(tmp_path):
     mbpp = {
         "text": "Write a function to double a number.",
         "test_list": ["assert double(2) == 4", "assert double(E) == 6"],
@@ -59,14 +63,11 @@ def test_a_file_like_mbpps_and_one_like_humanevals_are_scored(tmp_path):
         "entry_point": "longest",
     }
     solved = "```python\ndef longest(xs: List[str]) -> str:\n    return max(xs, key=len)\n```"
-    fields = ({"tests": "test_list", "setup": "test_setup_code"}, {"tests": "test", "setup": "prompt"})
-    prompts = ("{text} Your code should pass:\n{test_list}", "Complete:\n{prompt}")
     answers = ("```python\ndef double(n):\n    return 2 * n\n```", solved)
-    for row, mapped, prompt, answer in zip((mbpp, human), fields, prompts, answers, strict=True):
-        (tmp_path / "problems.jsonl").write_text(json.dumps(row) + "\r\n")
-        settings = {"data": "problems.jsonl", "prompt": prompt, "held_out": 0.0}
-        settings["rewards"] = [{"use": "tasks.code:passes_tests", "fields": mapped}]
-        settings["tools"] = [{"use": "toolcall.tools.python:python_tool"}]
+    recipes = re.findall(r"^```toml\n(.*?)^```", DOCS.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    for row, recipe, answer in zip((mbpp, human), recipes, answers, strict=True):
+        settings = tomllib.loads(recipe)["task"] | {"held_out": 0.0}
+        (tmp_path / settings["data"]).write_text(json.dumps(row) + "\r\n")
         task = load_task(TaskConfig.model_validate(settings), tmp_path, seed=0)
         made = [
             Episode(task.train[0], (), (text,), ((),), "answer") for text in (answer, "```python\n1\n```")
