@@ -122,7 +122,7 @@ def judge_server(
     if not config.judge.serve:
         yield None
         return
-    model = prepare_model(config.judge.serve)
+    model = _model_of(config)
     host, key = config.buffer.host, secrets.token_hex(16)
     port = free_port(host)
     url = f"http://{host}:{port}"
@@ -143,6 +143,13 @@ def judge_server(
         server.close()
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def _model_of(config: RunConfig) -> Path:
+    try:
+        return prepare_model(config.judge.serve)
+    except PreflightError as error:
+        raise PreflightError(str(error).replace("model.path", "judge.serve")) from error
 
 
 def _command(config: RunConfig, model: Path, resources: Resources, host: str, port: int) -> list[str]:

@@ -110,6 +110,16 @@ def test_a_served_judge_without_a_model_to_serve_is_refused(tmp_path):
         read_tasks(load_config(tmp_path / "c.toml"))
 
 
+def test_a_judge_that_is_no_model_folder_is_refused_by_its_own_key(tmp_path):
+    config = RunConfig.model_validate({"judge": {"serve": str(tmp_path / "none")}})
+    resources, console = plan_resources(config, 2, 0), Console(file=io.StringIO())
+    with (
+        pytest.raises(PreflightError, match=r"^judge\.serve '.*none' is no folder"),
+        judge_server(config, resources, tmp_path / "log", console),
+    ):
+        raise AssertionError("the block must not run")
+
+
 def test_the_judge_gets_the_last_gpus_and_the_roles_the_others(monkeypatch):
     config = RunConfig.model_validate({"judge": {"serve": "x", "gpus": 2}})
     resources = plan_resources(config, 16, 4)
