@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from toolcall.parsers.thinking import SECTIONS, TAGS, ends_in_opener, tags_in
@@ -29,6 +30,7 @@ class Tokens:
         longest_first = sorted(control, key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         seen = {*markers, *TAGS}
+        self._length = lru_cache(maxsize=None)(lambda text: len(self.literal(text)))  # of the few prefills
         self._unseen = {id for id in tokenizer.all_special_ids if tokenizer.decode([id]) not in seen}
 
     def literal(self, text: str) -> list[int]:
@@ -58,5 +60,5 @@ class Tokens:
         """Does the turn after this prompt begin inside a thinking section, by template or prefill?"""
         if tags := tags_in(prefill):
             return tags[-1] in SECTIONS
-        tail = self.decode(prompt_ids[-(HEADER_TOKENS + len(self.literal(prefill))) :])
+        tail = self.decode(prompt_ids[-(HEADER_TOKENS + self._length(prefill)) :])
         return ends_in_opener(tail.removesuffix(prefill))
