@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,8 @@ def filled(tmp_path):
     buffer.close()
 
 
-def test_the_document_has_five_queries():
-    assert len(QUERIES) == 5
+def test_the_document_has_six_queries():
+    assert len(QUERIES) == 6
 
 
 def test_the_ledger_query(filled):
@@ -66,6 +67,18 @@ def test_the_staleness_query(filled):
 def test_the_prompts_query(filled):
     hardest = filled.execute(QUERIES[4]).fetchall()[0]
     assert hardest[1:] == (1, 1.0, 1.0)
+
+
+def test_the_held_out_query(tmp_path):
+    buffer = Buffer(tmp_path / "buffer.sqlite", config(batch=1, evaluate_every=1), num_held_out=2)
+    buffer.complete(buffer.lease(most=1)[0])
+    buffer.train(1)
+    for lease, success in zip(buffer.lease(most=2), (1.0, 0.0), strict=True):
+        made = replace(member(lease, 0, version=1), metrics={"success": success})
+        buffer(PutTrajectory(made))
+    reader = sqlite3.connect(f"file:{buffer.path}?mode=ro", uri=True)
+    assert reader.execute(QUERIES[5]).fetchall() == [(1, 0.5, 2, 1)]
+    buffer.close()
 
 
 def test_a_reader_decodes_a_payload(filled):
