@@ -22,6 +22,8 @@ from configs.run_folder import CurveKeys
 
 MAX_FRAMES_AT_ONCE = 512
 MAX_BYTES_WAITING = 64 * 2**20  # decoded and not taken yet
+ENOUGH = 16  # requests that are worth a commit
+GATHER_S = 1e-3  # fewer wait so long for others: a commit costs as much as handling several of them
 PEER_WAITING = 64  # requests of one peer that wait in ZeroMQ
 MAX_POLL_S = 0.5
 MAX_REQUEST_ID = 64  # bytes
@@ -59,19 +61,25 @@ class Transport:
         self._thread.start()
 
     def take(self, timeout_s: float) -> list[Request]:
-        """Wait for a request and take all that are there. Empty after `timeout_s`."""
+        """Wait for a request, a moment for others, and take all that are there. Empty after `timeout_s`."""
         found: list[Request] = []
         try:
-            request = self._requests.get(timeout=max(0.0, timeout_s))
-            while request is not None:
-                found.append(request)
-                self._bytes_taken += request.num_bytes
-                request = self._requests.get_nowait() if len(found) < MAX_FRAMES_AT_ONCE else None
+            first = self._requests.get(timeout=max(0.0, timeout_s))
+            if self._requests.qsize() < ENOUGH:
+                time.sleep(GATHER_S)
+            self._take_to(found, first)
         except queue.Empty:
             pass
         if self._error is not None:
             raise self._error
         return found
+
+    def _take_to(self, found: list[Request], request: Request | None) -> None:
+        """`request` and those behind it. None only wakes: the thread has failed."""
+        while request is not None:
+            found.append(request)
+            self._bytes_taken += request.num_bytes
+            request = self._requests.get_nowait() if len(found) < MAX_FRAMES_AT_ONCE else None
 
     def send(self, replies: Iterable[Reply]) -> None:
         for reply in replies:

@@ -76,3 +76,18 @@ def test_m7_a_failure_of_the_thread_comes_out_of_take(ends, monkeypatch):
     raw.send(b"id", encode(Status()))
     with pytest.raises(MemoryError, match="no memory"):
         take(server, 1)
+
+
+def test_requests_of_the_next_moment_share_the_turn(ends, monkeypatch):
+    server, raw = ends
+
+    def a_moment(_seconds):
+        raw.send(b"second", encode(Status(2)))
+        deadline = time.monotonic() + TIMEOUT_S
+        while not server._requests.qsize() and time.monotonic() < deadline:
+            pass
+
+    raw.send(b"first", encode(Status(1)))
+    monkeypatch.setattr(transport.time, "sleep", a_moment)
+    found = server.take(TIMEOUT_S)
+    assert [request.request_id for request in found] == [b"first", b"second"]
