@@ -6,7 +6,6 @@ Called by `tasks.search_qa` and `tasks.sql`.
 
 from __future__ import annotations
 
-import hashlib
 import html
 import importlib.util
 import json
@@ -114,11 +113,6 @@ def countries() -> tuple[Country, ...]:
         if capital and currency and region and area is not None and coastline is not None:
             found.append(Country(name, region, capital[0], currency[0], area, coastline))
     return tuple(found)
-
-
-def is_held_out(place: str, share: float = 0.2) -> bool:
-    """Whether questions about a place are for evaluation: by hash, the same everywhere."""
-    return int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big") / 2**64 < share
 
 
 def _number(text: str) -> float | None:

@@ -19,9 +19,9 @@ from typing import Literal
 
 from configs.places import cache_root
 from tasks.conduct import all_results, well_formed_calls
-from tasks.factbook import QUESTIONS, Fact, facts, is_held_out, passages
+from tasks.factbook import QUESTIONS, Fact, facts, passages
 from tasks.rules import exact_match, f1
-from tasks.shipped import check_choice, check_range, prompt_maker, worked_example
+from tasks.shipped import check_choice, check_range, is_held_out, prompt_maker, worked_example
 from tasks.types import Episode, Message, Reward, Row, Task
 from toolcall.parsers import make_parser
 from toolcall.tools.search import bm25_tool

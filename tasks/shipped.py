@@ -1,10 +1,11 @@
-"""What the shipped tasks share: worked examples as prior turns, and the checks of their options.
+"""What the shipped tasks share: worked examples as prior turns, checks of their options, what is held out.
 
 Used by the modules that `tasks.loading.SHIPPED` names.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -50,3 +51,8 @@ def check_range(option: str, value: int, least: int, most: int | None = None) ->
     if value < least or (most is not None and value > most):
         wanted = f"{least} or more" if most is None else f"{least} to {most}"
         raise ValueError(f"task.options.{option} = {value} must be {wanted}")
+
+
+def is_held_out(subject: str, share: float = 0.2) -> bool:
+    """Whether what is asked about it is for evaluation: by hash, the same everywhere."""
+    return int.from_bytes(hashlib.sha256(subject.encode()).digest()[:8], "big") / 2**64 < share

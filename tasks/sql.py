@@ -19,11 +19,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from tasks.conduct import well_formed_calls
-from tasks.factbook import countries, is_held_out
+from tasks.factbook import countries
 from tasks.reward import reward
 from tasks.rules import extract_answer
 from tasks.scoring import Unscorable
-from tasks.shipped import check_choice, check_range, prompt_maker, worked_example
+from tasks.shipped import check_choice, check_range, is_held_out, prompt_maker, worked_example
 from tasks.types import Episode, Message, Reward, Row, Task
 from toolcall import ToolError, tool
 from toolcall.parsers import make_parser
