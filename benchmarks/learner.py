@@ -108,13 +108,13 @@ def padded(policy: Policy, batch: Batch, rows: int = 8) -> int:
     return computed
 
 
-def full_rows(policy: Policy, length: int, targets: int) -> int:
-    """The floor: one plain causal row, no padding, as many logits as the packed row has."""
-    ids = torch.randint(100, 40_000, (1, length))
+def full_rows(policy: Policy, rows: int, length: int, targets: int) -> int:
+    """The floor: plain causal rows that are all equally long, with `targets` logits each."""
+    ids = torch.randint(100, 40_000, (rows, length))
     hidden = policy.hf.base_model(input_ids=ids, use_cache=False).last_hidden_state
     head: Any = policy.hf.get_output_embeddings()
-    head(hidden[0, :targets], ids[0, :targets])[0].sum().backward()
-    return length
+    head(hidden[:, :targets].flatten(0, 1), ids[:, :targets].flatten())[0].sum().backward()
+    return ids.numel()
 
 
 def layouts(console: Console, folder: Path, batch: Batch, repeat: int) -> None:
@@ -123,13 +123,13 @@ def layouts(console: Console, folder: Path, batch: Batch, repeat: int) -> None:
     count = sum(map(len, batch.groups))
     trained = sum(int(t.action_mask.sum()) for group in batch.groups for t in group)
     length = max(len(t.token_ids) for group in batch.groups for t in group)
-    table = Table("layout", "tokens", "CPU s", "trajectories/s", "trained tok/s", "computed tok/s", "ratio")
+    table = Table("layout", "tokens", "CPU s", "trajectories/s", "trained tok/s", "computed tok/s", "speed")
     base = 0.0
     for name, work in (
         ("padded to the longest of 8", lambda: padded(plain, batch)),
         ("packed", lambda: packed(tree, batch, shared=False)),
         ("packed, prompts shared", lambda: packed(tree, batch, shared=True)),
-        ("floor: one full row", lambda: full_rows(plain, length, trained // count)),
+        ("floor: 8 rows without padding", lambda: full_rows(plain, 8, length, trained // count)),
     ):
         seconds, tokens = measured(work, repeat)
         base = base or seconds
