@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint_kills.py [--kills 4] [--seed 0] [--model FOLDER]
 
-A learner process trains and writes a checkpoint after every step. It is killed at a random moment within the
+A learner process trains and writes a checkpoint after every step. It is killed at a random place within the
 writing of the second checkpoint of its life, and another one goes on from what it finds. At the end the
 weights must equal, bit by bit, those of a learner that nobody killed. Exits non-zero if they do not.
 """
@@ -47,7 +47,8 @@ def learn(model: Path, checkpoints: Path, steps: int) -> None:
     from learner.trainer import Trainer
 
     join_group(0, 1, f"127.0.0.1:{free_port('127.0.0.1')}", "cpu", 60)
-    trainer = Trainer(RunConfig(), model, rank=0, world=1, device="cpu")
+    config = RunConfig.model_validate({"learner": {"logprob_gap_warn": 100}})  # the logprobs are made up
+    trainer = Trainer(config, model, rank=0, world=1, device="cpu")
     found = checkpoint.latest(checkpoints)
     progress = checkpoint.restore(trainer, found) if found else Progress()
     say("begins after", progress.step)
@@ -85,30 +86,42 @@ class Life:
 
     said: list[tuple[float, str, str]]
     found: int = 0  # the step that it began after
+    left: float = 0.0  # MiB of the checkpoint in whose writing it was killed
 
     def at(self, what: str, step: int) -> float:
         return next(t for t, said, number in self.said if (said, number) == (what, str(step)))
 
 
-def live(model: Path, checkpoints: Path, steps: int, kill_after: float | None = None) -> Life:
-    """Run a learner; kill it `kill_after` seconds after the second checkpoint of its life began."""
+def live(model: Path, checkpoints: Path, steps: int, kill_at: float | None = None) -> Life:
+    """Run a learner; kill it when this share of the second checkpoint of its life is written."""
     command = [sys.executable, __file__, "--learn", str(model), str(checkpoints), str(steps)]
     life, started = Life([]), time.monotonic()
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
-        timers = [threading.Timer(DEADLINE_S, process.kill)]
-        timers[0].start()
+        deadline = threading.Timer(DEADLINE_S, process.kill)
+        deadline.start()
         for what, number in _lines(process):
             life.said.append((time.monotonic() - started, what, number))
             if what == "begins after":
                 life.found = int(number)
-            if kill_after is not None and (what, number) == ("writing", str(life.found + 2)):
-                timers.append(threading.Timer(kill_after, process.kill))
-                timers[-1].start()
-        for timer in timers:
-            timer.cancel()
-    if kill_after is None and process.returncode:
+            if kill_at is not None and (what, number) == ("writing", str(life.found + 2)):
+                life.left = _kill_at(process, checkpoints, life.found + 2, kill_at)
+        deadline.cancel()
+    if kill_at is None and process.returncode:
         raise SystemExit(f"the learner failed with exit code {process.returncode}")
     return life
+
+
+def _kill_at(process: subprocess.Popen[str], checkpoints: Path, step: int, share: float) -> float:
+    """Kill it once `share` of the checkpoint is on its way to the disk; the MiB that were."""
+    partial, whole = checkpoints / f".step-{step}.partial", _mib(checkpoints / f"step-{step - 1}")
+    while process.poll() is None and not (checkpoints / f"step-{step}").exists():
+        if (written := _mib(partial)) >= share * whole:
+            break
+        time.sleep(0.002)
+    else:
+        written = whole
+    process.kill()
+    return written
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[tuple[str, str]]:
@@ -127,12 +140,11 @@ def measure(model: Path, folder: Path, kills: int, seed: int) -> bool:
     print(f"without a kill: {steps} steps, writing a checkpoint takes {min(takes):.2f} to {max(takes):.2f} s")
     chance, killed = random.Random(seed), folder / "killed"
     for number in range(1, kills + 1):
-        after = chance.uniform(0.0, min(takes))
-        life = live(model, killed, steps, after)
+        life = live(model, killed, steps, chance.random())
         left = ", ".join(sorted(f"{p.name} ({_mib(p):.0f} MiB)" for p in killed.iterdir()))
         print(
-            f"kill {number}: began after step {life.found}, killed {after:.2f} s into writing checkpoint "
-            f"{life.found + 2}; it left {left}"
+            f"kill {number}: began after step {life.found}, killed with {life.left:.0f} MiB of checkpoint "
+            f"{life.found + 2} written; it left {left}"
         )
     last = live(model, killed, steps)
     ends = [life.said[-1][2] for life in (whole, last)]
@@ -143,7 +155,10 @@ def measure(model: Path, folder: Path, kills: int, seed: int) -> bool:
 
 
 def _mib(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
+    except FileNotFoundError:  # it is being renamed
+        return 0.0
 
 
 def main() -> None:
