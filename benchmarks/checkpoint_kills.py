@@ -31,7 +31,8 @@ DEADLINE_S = 300.0  # of one life
 
 
 def say(what: str, step: int) -> None:
-    print(what, step, flush=True)
+    sys.stdout.write(f"{what} {step}\n")  # one write: two threads speak
+    sys.stdout.flush()
 
 
 def learn(model: Path, checkpoints: Path, steps: int) -> None:
