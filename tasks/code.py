@@ -25,7 +25,7 @@ from tasks.conduct import well_formed_calls
 from tasks.reward import reward
 from tasks.rules import final_text
 from tasks.scoring import Unscorable
-from tasks.shipped import check_choice, check_range, is_held_out
+from tasks.shipped import check_choice, check_range, drawn_rows
 from tasks.types import Episode, Message, Reward, Row, Task
 from toolcall.parsers import make_parser
 from toolcall.sandbox import Limits, Sandbox, SandboxUnavailable
@@ -132,11 +132,15 @@ def code_task(
     check_range("grade", grade, 1, GRADES)
     check_range("train_size", train_size, 1)
     check_range("held_out_size", held_out_size, 1)
+
+    def make(rng: random.Random, number: int) -> Row:
+        return problem(rng, 1 + number % grade)
+
     tool = python_tool(wall_s=10, cpu_s=5, memory_mb=256)
     return Task(
         name="code",
-        train=_rows(train_size, seed, grade, held_out=False),
-        held_out=_rows(held_out_size, HELD_OUT_SEED, grade, held_out=True),
+        train=drawn_rows(train_size, seed, make, held_out=False),
+        held_out=drawn_rows(held_out_size, HELD_OUT_SEED, make, held_out=True),
         make_messages=lambda row: _messages(SYSTEM[syntax], row),
         tools=(tool,),
         parser=make_parser("tag", tags={"python": (tool.name, "code")}) if syntax == "tag" else None,
@@ -148,17 +152,6 @@ def code_task(
         success=lambda episode: episode.scores.get("passes_tests", 0.0) == 1.0,
         tools_in_prompt=syntax == "tag",
     )
-
-
-def _rows(count: int, seed: int, grade: int, held_out: bool) -> list[Row]:
-    """Problems whose question falls on one side: there are few questions, so each is on one side alone."""
-    rng = random.Random(seed)
-    rows: list[Row] = []
-    while len(rows) < count:
-        made = problem(rng, 1 + len(rows) % grade)
-        if is_held_out(made["question"]) is held_out:
-            rows.append(made)
-    return rows
 
 
 def _messages(system: str, row: Row) -> list[Message]:

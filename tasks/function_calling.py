@@ -87,7 +87,7 @@ def function_calling_task(
     offered = RowTools("function", ())
     offered.check(rows)
     _check_answers(rows, offered)
-    train, held = split(rows, held_out, lambda row: json.dumps([row["question"], row["function"]]))
+    train, held = split(rows, held_out, lambda row: json.dumps(row["question"]))
     random.Random(seed).shuffle(train)
     opening = [m for shot in _SHOTS[:shots] for m in one_call(*shot, result="ok", reply="Done.")]
     return Task(

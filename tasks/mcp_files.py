@@ -3,20 +3,19 @@
 Each trajectory has its own server on its own folder, filled from the row (`[task.mcp.files]` of the recipe,
 the server is `tasks/servers/files.py`), and is scored by what the folder holds at the end.
 
-Invariant: what the model says counts for nothing; and no jobs of the held-out seed are trained on. Called by
+Invariant: what the model says counts for nothing; and no held-out question is trained on. Called by
 `tasks.loading`.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.conduct import well_formed_calls
 from tasks.reward import reward
-from tasks.shipped import check_range, one_call, prompt_maker
+from tasks.shipped import check_range, drawn_rows, one_call, prompt_maker
 from tasks.types import Reward, Row, Task
 from toolcall import ToolContext
 
@@ -83,12 +82,14 @@ def mcp_files_task(
     check_range("shots", shots, 0, len(_SHOTS))
     check_range("train_size", train_size, 1)
     check_range("held_out_size", held_out_size, 1)
-    held_out = _rows(held_out_size, HELD_OUT_SEED, grade)
-    kept = {_job(row) for row in held_out}
+
+    def make(rng: random.Random, number: int) -> Row:
+        return job(rng, 1 + number % grade)
+
     return Task(
         name="mcp_files",
-        train=[row for row in _rows(train_size, seed, grade) if _job(row) not in kept],
-        held_out=held_out,
+        train=drawn_rows(train_size, seed, make, held_out=False),
+        held_out=drawn_rows(held_out_size, HELD_OUT_SEED, make, held_out=True),
         make_messages=prompt_maker(SYSTEM, [one_call(*shot, reply="Done.") for shot in _SHOTS[:shots]]),
         tools=(),
         parser=None,
@@ -99,15 +100,6 @@ def mcp_files_task(
         ),
         success=lambda episode: episode.scores.get("files_match", 0.0) == 1.0,
     )
-
-
-def _job(row: Row) -> str:
-    return row["question"] + json.dumps(row["files"], sort_keys=True)
-
-
-def _rows(count: int, seed: int, grade: int) -> list[Row]:
-    rng = random.Random(seed)
-    return [job(rng, 1 + number % grade) for number in range(count)]
 
 
 def job(rng: random.Random, grade: int) -> Row:

@@ -6,6 +6,7 @@ Used by the modules that `tasks.loading.SHIPPED` names.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -56,3 +57,16 @@ def check_range(option: str, value: int, least: int, most: int | None = None) ->
 def is_held_out(subject: str, share: float = 0.2) -> bool:
     """Whether what is asked about it is for evaluation: by hash, the same everywhere."""
     return int.from_bytes(hashlib.sha256(subject.encode()).digest()[:8], "big") / 2**64 < share
+
+
+def drawn_rows(
+    count: int, seed: int, make: Callable[[random.Random, int], Row], *, held_out: bool
+) -> list[Row]:
+    """Rows `make(rng, number)` whose `question` falls on that side, so that no question is on both."""
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    while len(rows) < count:
+        made = make(rng, len(rows))
+        if is_held_out(made["question"]) is held_out:
+            rows.append(made)
+    return rows
