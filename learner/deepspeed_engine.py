@@ -82,4 +82,9 @@ def make_engine(
         "steps_per_print": None,
     }
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+    if zero_stage == 0:
+        # To allocate its state DeepSpeed has taken a step on zero gradients, and Adam would correct its first
+        # real step as if it were the second.
+        for state in optimizer.state.values():
+            state["step"].zero_()
     return engine
