@@ -95,7 +95,7 @@ def test_stages_and_ranks_give_the_same_curve_in_bfloat16(tmp_path):
     """Where ZeRO 0 is DeepSpeed's own (in float32 it is computed by stage 1): to bfloat16's rounding."""
     model = tiny_model(tmp_path / "model")
     curve, total = run(model, world=1, dtype="bfloat16")
-    for world, stage in ((2, 0), (2, 1), (2, 2), (2, 3), (1, 2)):
+    for world, stage in ((2, 0), (2, 3), (1, 2)):
         other, other_total = run(model, world, dtype="bfloat16", zero_stage=stage)
         for got, wanted in zip(other, curve, strict=True):
             assert got[:2] == pytest.approx(wanted[:2], rel=3e-2, abs=3e-3), (world, stage)
@@ -117,10 +117,10 @@ def test_nan_on_one_rank_skips_the_update_on_all(tmp_path, stage, dtype):
 @pytest.mark.slow
 def test_m9_any_number_of_learners_and_any_stage_resumes(tmp_path):
     model = tiny_model(tmp_path / "model")
-    for wrote, stage in ((2, 3), (1, 0)):
+    for wrote, stage, readers in ((2, 3, ((1, 2), (2, 0))), (1, 0, ((2, 3),))):
         folder = tmp_path / f"by-{wrote}"
         curve, _ = run(model, world=wrote, save_to=folder, zero_stage=stage)
-        for world, other in ((wrote, stage), (1, 2), (2, 3), (2, 0)):
+        for world, other in readers:
             resumed, _ = run(model, world=world, resume_from=folder, zero_stage=other)
             for got, wanted in zip(resumed[:2], curve[1:], strict=True):
                 assert got == pytest.approx(wanted, rel=1e-3, abs=1e-5), (wrote, world, other)

@@ -9,6 +9,8 @@ from tests.integration.runs import launch, start, steps_of, write_task
 
 pytestmark = pytest.mark.slow
 
+STEPS = 40  # so many that the kill comes before the last, on a fast machine too
+
 
 def pid_of(run_dir, role):
     """The newest process of the role, by its log."""
@@ -18,12 +20,12 @@ def pid_of(run_dir, role):
 @pytest.mark.parametrize("role", ["buffer", "learner-1"])
 def test_a_killed_role_is_restarted_and_every_step_is_trained(tmp_path, role):
     config = write_task(tmp_path)
-    options = ("--learners", "2", "--steps", "8", "--launch.runs_dir", str(tmp_path), "--name", "t")
+    options = ("--learners", "2", "--steps", str(STEPS), "--launch.runs_dir", str(tmp_path), "--name", "t")
     process = start("--config", str(config), *options)
     output = []
     for line in process.stdout:
         output.append(line)
-        if line.startswith("step 2/8"):
+        if line.startswith(f"step 2/{STEPS}"):
             os.kill(pid_of(tmp_path / "t", role), signal.SIGKILL)
             break
     rest, _ = process.communicate(timeout=300)
@@ -31,7 +33,7 @@ def test_a_killed_role_is_restarted_and_every_step_is_trained(tmp_path, role):
     text = "".join(output)
     assert process.returncode == 0, text
     assert f"{role} died (its process died without an exception" in text
-    assert sorted(set(steps_of(tmp_path / "t"))) == list(range(1, 9))
+    assert sorted(set(steps_of(tmp_path / "t"))) == list(range(1, STEPS + 1))
     assert "leased" in text.splitlines()[-2] and "export" in text.splitlines()[-1]
 
 
