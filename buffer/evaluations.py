@@ -14,7 +14,7 @@ outside the staleness rule and the training ledger. Called by `buffer.broker`, i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from buffer.batches import RequestError
 from buffer.evaluation_rows import EvaluationRows, Opened
@@ -44,8 +44,7 @@ class Evaluations:
         if self._open is not None and self._open.prompts != prompts:
             rows.close(self._open.step)  # resumed with other data or settings
             self._open = None
-        counts = rows.counts()
-        self._leased, self._done, self._dropped = counts["leased"], counts["done"], counts["dropped"]
+        self._count_from_rows()
         if self._open is not None:
             self._restore(self._open, now)
 
@@ -76,8 +75,7 @@ class Evaluations:
             self._close_leases()
             self._open = None
         self._rows.forget_after(step)
-        counts = self._rows.counts()
-        self._leased, self._done, self._dropped = counts["leased"], counts["done"], counts["dropped"]
+        self._count_from_rows()
         self.committed(step, version)
 
     def close(self) -> None:
@@ -149,7 +147,7 @@ class Evaluations:
         for held in self._leases.expired(now):
             self._expire(held)
 
-    def take_back(self, actor: str, lease_ids: tuple[str, ...] | None = None) -> None:
+    def take_back(self, actor: str, lease_ids: Collection[str] | None = None) -> None:
         """The actor hands back these leases, or all that it has."""
         for held in self._leases.of_actor(actor):
             if lease_ids is None or held.lease_id in lease_ids:
@@ -192,6 +190,10 @@ class Evaluations:
             self.close()
 
     # --- the ledger -----------------------------------------------------------------------------------
+
+    def _count_from_rows(self) -> None:
+        counts = self._rows.counts()
+        self._leased, self._done, self._dropped = counts["leased"], counts["done"], counts["dropped"]
 
     def counts(self) -> dict[str, int]:
         """Prompts of all evaluations; `leased` is the sum of the others."""

@@ -1,7 +1,7 @@
 """Groups: the order in which prompts are visited, the members of each, and the verdict when it is complete.
 
 Invariant: an epoch visits each prompt at most once; a member is stored once. Pure: no clock, socket or store.
-Called by `buffer.broker` and `buffer.leases`.
+Called by `buffer.running`, `buffer.evaluations` and `buffer.leases`.
 """
 
 from __future__ import annotations

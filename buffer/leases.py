@@ -6,7 +6,8 @@
 
 Invariant: a running group is either waiting or under exactly one lease. A member may still be put after
 its lease was given to another actor; whoever comes first is stored (CASES M1).
-Pure: `now` is passed in, in seconds of any monotonic clock. Called by `buffer.broker`.
+Pure: `now` is passed in, in seconds of any monotonic clock. Called by `buffer.running` and
+`buffer.evaluations`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the transaction that is open.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from buffer import limiter
 from buffer.batches import Batches, RequestError
@@ -133,7 +133,7 @@ class RunningGroups:
         for held in self._leases.expired(now):
             self._release(held, LeaseEnd.EXPIRED)
 
-    def take_back(self, actor: str, lease_ids: Iterable[str] | None = None) -> None:
+    def take_back(self, actor: str, lease_ids: Collection[str] | None = None) -> None:
         """The actor hands back these leases, or all that it has."""
         for held in self._leases.of_actor(actor):
             if lease_ids is None or held.lease_id in lease_ids:
