@@ -40,10 +40,10 @@ class TokenizerRenderer:
         self.stop_token_ids = tuple(dict.fromkeys((*self._ends, *eos)))
 
     def offering(self, tools: Sequence[Tool]) -> Self:
-        schemas = [tool.schema() for tool in tools]
         other = copy.copy(self)
-        other._parser = self._parser.for_tools(schemas)
-        other._template = self._template.offering(self._for_template(schemas))
+        other._parser = self._parser.for_tools([tool.schema() for tool in tools])
+        shown = None if self._parser.inline else shown_schemas(tools, self._tools_in_prompt)
+        other._template = self._template.offering(shown)
         other._offer = other._offer_where_nobody_does(tools)
         return other
 
@@ -77,10 +77,6 @@ class TokenizerRenderer:
         own = [token for token in self._end_of_turn if token in control]
         return (*own, *(added[token] for token in END_OF_MESSAGE if token in added))
 
-    def _for_template(self, schemas: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]] | None:
-        """The schemas that the chat template is given to show."""
-        return None if self._tools_in_prompt or self._parser.inline else schemas or None
-
     def _offer_where_nobody_does(self, tools: Sequence[Tool]) -> str:
         """What the system message must say because neither the prompt nor the template shows the tools."""
         if self._tools_in_prompt or not tools:
@@ -109,6 +105,11 @@ class InlineRenderer(TokenizerRenderer):
 
     def _show(self, messages: Sequence[Message]) -> list[Message]:
         return in_one_turn(messages, self._parser)
+
+
+def shown_schemas(tools: Sequence[Tool], tools_in_prompt: bool) -> list[dict[str, Any]] | None:
+    """What a chat template is given to show; nothing if the prompt itself teaches the tools."""
+    return None if tools_in_prompt else [tool.schema() for tool in tools] or None
 
 
 def _with_system(messages: Sequence[Message], text: str) -> list[Message]:

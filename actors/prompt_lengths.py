@@ -24,11 +24,11 @@ from tasks.types import Message, Row, Task
 def too_long(task: Task, renderer: Renderer, max_trajectory_tokens: int) -> list[int]:
     """Indices of `task.train`, in order."""
     limit = max_trajectory_tokens - MIN_TURN_TOKENS
+    if task.offered is not None:
+        return [i for i, row in enumerate(task.train) if _length(task, renderer, row) > limit]
     # A token is a byte or more, and the template's own share is no longer than the first prompt: most
     # rows need not be tokenised.
     frame = len(renderer.prompt(task.make_messages(task.train[0])))
-    if task.offered is not None:
-        return [i for i, row in enumerate(task.train) if _length(task, renderer, row) > limit]
     found = []
     for index, row in enumerate(task.train):
         messages = task.make_messages(row)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from actors.base_renderer import RendererError, TokenizerRenderer
+from actors.base_renderer import RendererError, TokenizerRenderer, shown_schemas
 from actors.call_syntax import choose_syntax
 from actors.chat_template import (
     ASK,
@@ -46,7 +46,7 @@ class Frame:
 
 class TemplateRenderer(TokenizerRenderer):
     def __init__(self, tokenizer: Any, task: Task) -> None:
-        schemas = None if task.tools_in_prompt else [tool.schema() for tool in task.tools] or None
+        schemas = shown_schemas(task.tools, task.tools_in_prompt)
         template = ChatTemplate(tokenizer, schemas)
         syntax = choose_syntax(template, task.parser, [tool.schema() for tool in task.tools], bool(schemas))
         super().__init__(tokenizer, task, syntax, template)

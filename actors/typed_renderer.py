@@ -11,7 +11,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any, Self
 
-from actors.base_renderer import RendererError
+from actors.base_renderer import RendererError, shown_schemas
 from actors.call_syntax import CallSyntax
 from actors.chat_template import result_message
 from actors.token_parsing import read_response
@@ -42,7 +42,7 @@ class TypedRenderer:
         self._parser = task.parser
         why = f"token by token by the renderers package, which knows {name!r}"
         self.syntax = CallSyntax(name, why) if task.parser is None else CallSyntax.of(task.parser)
-        self._schemas = None if task.tools_in_prompt else [tool.schema() for tool in task.tools] or None
+        self._schemas = shown_schemas(task.tools, task.tools_in_prompt)
         self._tools_in_prompt = task.tools_in_prompt
         self._prefill = task.prefill
         self.stop = () if task.parser is None else tuple(task.parser.stop)
@@ -51,10 +51,9 @@ class TypedRenderer:
         self._tokens = Tokens(tokenizer, kept)
 
     def offering(self, tools: Sequence[Tool]) -> Self:
-        schemas = [tool.schema() for tool in tools]
         other = copy.copy(self)
-        other._parser = self._parser.for_tools(schemas) if self._parser else None
-        other._schemas = None if self._tools_in_prompt else schemas or None
+        other._parser = self._parser.for_tools([tool.schema() for tool in tools]) if self._parser else None
+        other._schemas = shown_schemas(tools, self._tools_in_prompt)
         return other
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:

@@ -142,7 +142,10 @@ def judge_server(
     finally:
         server.close()
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _model_of(config: RunConfig) -> Path:

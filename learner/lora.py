@@ -34,15 +34,15 @@ def add_adapters(model: nn.Module, config: LearnerConfig) -> None:
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, weight with its adapter added) of every parameter, in the model's dtype."""
+    adapted = dict(_adapted(model))
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             continue
-        weight = parameter.detach()
-        if name.endswith(f"{_BASE}weight"):
-            layer: Any = model.get_submodule(name.removesuffix(f"{_BASE}weight"))
+        weight, plain = parameter.detach(), plain_name(name)
+        if plain in adapted:
             with torch.no_grad():
-                weight = (weight.float() + layer.get_delta_weight(_ADAPTER).float()).to(weight.dtype)
-        yield plain_name(name), weight
+                weight = (weight.float() + adapted[plain].get_delta_weight(_ADAPTER).float()).to(weight.dtype)
+        yield plain, weight
 
 
 def adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -20,7 +20,7 @@ def split(
     rows: Sequence[PlacedRow], held_out: float, prompt_of: Callable[[Row], str]
 ) -> tuple[list[Row], list[Row]]:
     """(train, held-out) in file order. Raises BadData if nothing is left to train on."""
-    places = [_position(prompt_of(placed.row)) for placed in rows]
+    places = [position(prompt_of(placed.row)) for placed in rows]
     lowest = min(places)  # held out even of a handful of rows, so that there is something to evaluate on
     always = lowest if held_out > 0 and max(places) > lowest else -1.0
     train = [r.row for r, place in zip(rows, places, strict=True) if place >= held_out and place != always]
@@ -32,7 +32,7 @@ def split(
     return train, held
 
 
-def _position(text: str) -> float:
+def position(text: str) -> float:
     """Where a text falls in [0, 1), the same on every machine and in every run."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
