@@ -1,11 +1,12 @@
 """What do tool calls cost beside the tools themselves?
 
-    python benchmarks/toolcall.py                  # every part below with its defaults
+    python benchmarks/toolcall.py                  # every part with its defaults, a few minutes
     python benchmarks/toolcall.py overhead         # a call through parse, validate, execute and render
     python benchmarks/toolcall.py latency          # slow tools: against a barrier after each turn, and serial
     python benchmarks/toolcall.py cache            # a hit in memory, and on disk
 
-A file `toolcall_<part>.py` beside this one is a part too, with options of its own. All ratios are of one run.
+A file `toolcall_<part>.py` beside this one is a part too, with options of its own: MCP servers, the sandbox,
+the search index. All ratios are of one run.
 CPU time is this process's: on a busy machine believe it rather than the wall clock.
 """
 
@@ -232,8 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options, rest = _parser().parse_known_args(arguments)
     part = options.part
     if part in OTHERS:
-        sys.argv = [str(OTHERS[part]), *rest]
-        runpy.run_path(str(OTHERS[part]), run_name="__main__")
+        run_other(OTHERS[part], rest)
         return
     if rest:
         sys.exit(f"unknown option {rest[0]}; see --help")
@@ -243,6 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for option, default in DEFAULTS[name].items()
         }
         Console().print(asyncio.run(PARTS[name](**given)))
+    if not part:
+        for path in OTHERS.values():
+            run_other(path, [])
+
+
+def run_other(path: Path, arguments: list[str]) -> None:
+    sys.argv = [str(path), *arguments]
+    runpy.run_path(str(path), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -138,7 +138,8 @@ class BufferConfig(Section):
 
 class WeightSyncConfig(Section):
     backend: Literal["auto", "gloo", "nccl", "shm", "disk"] = "auto"
-    """auto: nccl where each engine and the learner has a GPU of its own, else gloo. shm: one machine."""
+    """auto: nccl where each engine and the learner has a GPU of its own; shm where a learner on a CPU has all
+    engines on its machine; else gloo."""
     every: Positive = 1
     """Steps between published versions."""
     kv_cache: Literal["keep", "recompute"] = "recompute"

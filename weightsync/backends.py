@@ -14,7 +14,15 @@ def choose(setting: str, learner: str, engines: Iterable[Sequence[str]]) -> str:
     if setting != "auto":
         return setting
     devices = [learner, *(device for workers in engines for device in workers)]
-    return "nccl" if _each_has_a_gpu(devices) else "gloo"
+    if _each_has_a_gpu(devices):
+        return "nccl"
+    return "shm" if shares_memory(setting, learner) and _on_one_machine(devices) else "gloo"
+
+
+def shares_memory(setting: str, learner: str) -> bool:
+    """Whether the learner's snapshots lie where the engines of its machine can read them. A learner with a
+    GPU has pinned memory instead, unless the config names shm."""
+    return setting == "shm" or (setting == "auto" and _kind(learner) == "cpu")
 
 
 def refusal(setting: str, learner: str, name: str, workers: Sequence[str]) -> str | None:

@@ -23,7 +23,7 @@ import zmq
 from configs.roles import RoleSpec
 from configs.run_folder import CurveKeys, RunFolder
 from metrics import names
-from weightsync import files, rendezvous, transport
+from weightsync import backends, files, rendezvous, transport
 from weightsync.coordinator import Action, CloseGroup, Coordinator, Send, Settings, StartSending
 from weightsync.curve import authenticator, secure_server
 from weightsync.sender import Crashed, Outcome, Sender, SendFailed, Sent
@@ -57,8 +57,8 @@ class Publisher:
         bucket_bytes = config.bucket_mb << 20
         self._store = rendezvous.serve_store(host, config.timeout_s)  # lives as long as this object
         self._nbytes = manifest.nbytes
-        new_buffer = shared_buffer if config.backend == "shm" else host_buffer
-        self._snapshots = SnapshotStore(manifest, new_buffer)
+        shared = backends.shares_memory(config.backend, transport.device_name(device))
+        self._snapshots = SnapshotStore(manifest, shared_buffer if shared else host_buffer)
         folder = RunFolder(spec.run_dir).weights.absolute()
         if config.backend == "disk":
             files.clear(folder)

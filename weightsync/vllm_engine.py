@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from weightsync.receiver import EngineBroken, Staged, TransferFailed
@@ -17,6 +17,7 @@ from weightsync.wire import GroupSpec, Welcome
 
 PROBE_TIMEOUT_S = 60.0  # it queues behind all other requests
 ENGINE_TIMEOUT_S = 120.0  # of one call; it waits for the engine's current step, at worst a long prefill
+LOOK_S = 1.0  # between two looks at whether the engine lives
 
 Result = TypeVar("Result")
 
@@ -27,7 +28,7 @@ class VllmWeights:
         self._llm = llm
 
     async def devices(self) -> tuple[str, ...]:
-        return tuple(await _answer(self._llm.collective_rpc("weight_device")))
+        return tuple(await self._answer(self._llm.collective_rpc("weight_device")))
 
     async def begin(self, group: GroupSpec, layout: Welcome) -> None:
         from vllm.distributed.weight_transfer.base import (
@@ -39,16 +40,16 @@ class VllmWeights:
         update = {"names": list(names), "dtypes": list(dtypes), "shapes": [list(shape) for shape in shapes]}
         init = {**vars(group), "bucket_bytes": layout.bucket_bytes}
         try:
-            await _answer(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init)))
-            await _answer(self._llm.start_weight_update())
-            await _answer(self._llm.update_weights(WeightTransferUpdateRequest(update)))
+            await self._answer(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init)))
+            await self._answer(self._llm.start_weight_update())
+            await self._answer(self._llm.update_weights(WeightTransferUpdateRequest(update)))
         except EngineBroken:
             raise
         except Exception as error:
             raise TransferFailed(f"the engine refused the transfer: {error}") from error
 
     async def staged(self) -> Staged:
-        workers = await _answer(self._llm.collective_rpc("staged_weights"))
+        workers = await self._answer(self._llm.collective_rpc("staged_weights"))
         errors = [error for _, _, error in workers if error]
         return Staged(
             done=all(complete for complete, _, _ in workers),
@@ -60,9 +61,9 @@ class VllmWeights:
         """Raises EngineBroken if loading failed; the engine then stays paused, so that it serves nothing."""
         started = time.perf_counter()
         try:
-            await _answer(self._llm.pause_generation(mode="keep", clear_cache=clear_cache))
-            await _answer(self._llm.finish_weight_update(weight_version=str(version)))
-            await _answer(self._llm.resume_generation())
+            await self._answer(self._llm.pause_generation(mode="keep", clear_cache=clear_cache))
+            await self._answer(self._llm.finish_weight_update(weight_version=str(version)))
+            await self._answer(self._llm.resume_generation())
         except EngineBroken:
             raise
         except Exception as error:
@@ -95,17 +96,25 @@ class VllmWeights:
         return [at[token].logprob for token, at in given]
 
     async def abort(self) -> None:
-        await _answer(self._llm.collective_rpc("abort_weight_update"))
+        await self._answer(self._llm.collective_rpc("abort_weight_update"))
 
+    async def _answer(self, call: Coroutine[Any, Any, Result]) -> Result:
+        """The engine's answer in time. Raises EngineBroken if it does not come or the engine is dead."""
+        from vllm.v1.engine.exceptions import EngineDeadError
 
-async def _answer(call: Awaitable[Result]) -> Result:
-    """The engine's answer in time. Raises EngineBroken if it does not come or the engine is dead."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    try:
-        async with asyncio.timeout(ENGINE_TIMEOUT_S):
-            return await call
-    except EngineDeadError as error:
-        raise EngineBroken(f"vLLM's engine process ended: {error}") from error
-    except TimeoutError as error:
-        raise EngineBroken(f"vLLM's engine did not answer within {ENGINE_TIMEOUT_S:g} s") from error
+        answer = asyncio.ensure_future(call)
+        try:
+            async with asyncio.timeout(ENGINE_TIMEOUT_S):
+                while not answer.done():
+                    await asyncio.wait([answer], timeout=LOOK_S)
+                    if (
+                        self._llm.errored and not answer.done()
+                    ):  # vLLM forgets a call that its engine took along
+                        raise EngineBroken("vLLM's engine process ended during a call")
+                return answer.result()
+        except EngineDeadError as error:
+            raise EngineBroken(f"vLLM's engine process ended: {error}") from error
+        except TimeoutError as error:
+            raise EngineBroken(f"vLLM's engine did not answer within {ENGINE_TIMEOUT_S:g} s") from error
+        finally:
+            answer.cancel()

@@ -309,10 +309,12 @@ def test_weights_of_another_learner_run_are_replaced_even_if_the_number_agrees()
         ("cuda:1@m", "cuda:1@m", "gloo"),
         ("cuda:1@m", "cuda:1@container-on-m", "gloo"),
         ("cuda:1@m", "cpu@m", "gloo"),
-        ("cpu@m", "cpu@m", "gloo"),
+        ("cpu@m", "cpu@m", "shm"),
+        ("cpu@m", "cuda:1@m", "shm"),
+        ("cpu@m", "cpu@n", "gloo"),
     ],
 )
-def test_auto_takes_nccl_only_where_everyone_has_a_cuda_device_of_its_own(learner, engine, backend):
+def test_auto_takes_nccl_for_a_gpu_each_and_shared_memory_around_a_learner_on_a_cpu(learner, engine, backend):
     scene = Scene("auto", learner)
     scene.publish(1)
     scene.join("a", devices=(engine,))

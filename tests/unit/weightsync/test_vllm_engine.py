@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from weightsync import vllm_engine
 from weightsync.receiver import EngineBroken, Staged
 from weightsync.vllm_engine import VllmWeights
 
@@ -29,6 +30,7 @@ class FakeLLM:
         self.calls: list[tuple[str, dict]] = []
         self.errors = errors
         self.workers: list[tuple[bool, int, str]] = []
+        self.errored = False
 
     def __getattr__(self, name: str):
         async def call(*_args, **kwargs):
@@ -61,6 +63,18 @@ def test_a_dead_engine_process_is_broken():
     llm = FakeLLM(collective_rpc=EngineDeadError("gone"))
     with pytest.raises(EngineBroken, match="process ended: gone"):
         asyncio.run(VllmWeights(llm).abort())
+
+
+def test_an_engine_that_dies_during_a_call_ends_it(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "LOOK_S", 0.01)
+
+    class Dying(FakeLLM):
+        async def pause_generation(self, **_):
+            self.errored = True
+            await asyncio.Event().wait()
+
+    with pytest.raises(EngineBroken, match="process ended during a call"):
+        asyncio.run(asyncio.wait_for(VllmWeights(Dying()).swap(7, clear_cache=False), 60))
 
 
 @pytest.mark.parametrize(
