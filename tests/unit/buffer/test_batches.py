@@ -217,7 +217,7 @@ def test_a_resume_serves_exactly_the_batches_after_the_checkpoint(open_buffer):
     assert len(everything) == len(set(everything))
 
 
-def test_a_death_between_checkpoint_and_commit_trains_nothing_twice_M2(open_buffer):
+def test_m2_a_death_between_checkpoint_and_commit_trains_nothing_twice(open_buffer):
     buffer = open_buffer()
     run_steps(buffer, 1)
     fill(buffer)
@@ -230,7 +230,7 @@ def test_a_death_between_checkpoint_and_commit_trains_nothing_twice_M2(open_buff
     assert buffer.status().balanced
 
 
-def test_a_resume_works_with_another_batch_size_and_limit_M9(open_buffer):
+def test_m9_a_resume_works_with_another_batch_size_and_limit(open_buffer):
     buffer = open_buffer(batch=2, staleness=3)
     run_steps(buffer, 2)
     fill(buffer)

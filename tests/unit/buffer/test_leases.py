@@ -75,7 +75,7 @@ def test_a_task_without_prompts_is_refused():
 # --- granting ---------------------------------------------------------------------------------------
 
 
-def test_leases_stop_at_the_capacity_and_nothing_is_dropped_M8(open_buffer):
+def test_m8_leases_stop_at_the_capacity_and_nothing_is_dropped(open_buffer):
     buffer = open_buffer(batch=2, staleness=1)
     grant = buffer.grant(most=100)
     assert (len(grant.leases), grant.reason) == (4, "capacity")
@@ -208,7 +208,7 @@ def test_nobody_returns_the_leases_of_others(open_buffer):
     assert buffer.beat("actor-0", lease).lost == ()
 
 
-def test_a_late_duplicate_is_acked_and_counted_once_stored_M1(open_buffer):
+def test_m1_a_late_duplicate_is_acked_and_counted_once_stored(open_buffer):
     buffer = open_buffer()
     (lease,) = buffer.lease("dead", most=1)
     buffer.pass_time(120)
