@@ -75,8 +75,9 @@ def measure(folder: Path, kills: int, steps: int, seed: int, deadline_s: float) 
     run, result, started = VllmRun(folder, steps), Result(), time.monotonic()
     again = None
     try:
-        # The first kill waits for the first step: before it a role that cannot start ends a run on purpose.
-        chaos(run, kills, random.Random(seed), deadline_s, deadline_s, result, progress=(1, 1, 2))
+        # Each kill waits for some steps, so that all roles have come back: before its first step a role that
+        # cannot start ends a run on purpose.
+        chaos(run, kills, random.Random(seed), deadline_s, deadline_s, result, progress=(5, 10, 20))
         result.seconds = time.monotonic() - started
         judge(run, result)
         config = load_config(run.folder.config).config
@@ -98,7 +99,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=8)
-    parser.add_argument("--steps", type=int, help="default: 4 for each kill")
+    parser.add_argument("--steps", type=int, help="default: 24 for each kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deadline", type=float, default=3600, help="seconds, of the whole")
     parser.add_argument("--keep", type=Path, help="leave the run folders here")
@@ -106,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        steps = options.steps or 4 * options.kills
+        steps = options.steps or 24 * options.kills
         result = measure(folder, options.kills, steps, options.seed, options.deadline)
     Console().print(table(result))
     sys.exit(0 if result.kept_every_promise else 1)
