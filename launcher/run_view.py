@@ -1,7 +1,8 @@
 """What the terminal shows of a run, gathered from the roles' reports.
 
 Pure data: `RunView.take` folds one `StatusReply` in, `launcher.progress` draws the result.
-Rates and success are over the last `RECENT_S` seconds of reports, so that the picture follows the run.
+Rates and success are over the reports of the last `RECENT_S` seconds, or of two steps where that is longer,
+so that the picture follows the run and is never that of a handful of episodes between two slow steps.
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ class RunView:
             elif names.STEP in metrics:
                 new.append(self._row(metrics))
             self.skipped = int(metrics.get(names.BUFFER_SKIPPED, self.skipped))
-        while self._recent and self._recent[0][0] < now - RECENT_S:
-            self._recent.popleft()
         self.rows |= {row.step: row for row in new}
+        recent_s = max(RECENT_S, 2 * self.last.seconds if self.last else 0.0)
+        while self._recent and self._recent[0][0] < now - recent_s:
+            self._recent.popleft()
         return new
 
     def _row(self, metrics: dict[str, float]) -> StepRow:

@@ -89,6 +89,16 @@ def test_old_reports_leave_the_rates():
     assert run.actor_tokens_per_s is None and run.success is None
 
 
+def test_slow_steps_keep_the_reports_of_the_last_two():
+    run = view()
+    slow = learner(1, **{names.STEP_S: 2 * RECENT_S})
+    run.take(status(1, ("learner", "learner-0", 100.0, slow), ("actor", "actor-0", 100.0, ACTOR)), 100.0)
+    run.take(status(1), 100.0 + 3 * RECENT_S)
+    assert run.success == pytest.approx(9 / 20)
+    run.take(status(1), 101.0 + 4 * RECENT_S)
+    assert run.success is None
+
+
 def test_steps_give_curve_rate_and_time_left():
     run = view()
     rows = run.take(
