@@ -81,7 +81,7 @@ class Batches:
             return None
         chosen = nsmallest(size, self.ready.values(), key=lambda group: group.number)
         group_ids = tuple(group.group_id for group in chosen)
-        row = BatchRow(step, self.version, oldest if self._config.on_stale == "mask" else None)
+        row = BatchRow(step, version_then, oldest if self._config.on_stale == "mask" else None)
         self._store.bind(row, group_ids)
         for group_id in group_ids:
             del self.ready[group_id]

@@ -101,7 +101,7 @@ class Batch:
     """The groups bound to one optimizer step: asking again for the same step gives the same batch."""
 
     step: int
-    version: int  # the newest weight version known when the batch was first handed out
+    version: int  # the newest weight version when its step is trained, whenever it was fetched
     groups: tuple[tuple[Trajectory, ...], ...]  # scored members, each group in index order
 
 

@@ -93,7 +93,7 @@ CREATE TABLE IF NOT EXISTS held_out (  -- a held-out prompt leased by an evaluat
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batches (
   step INTEGER PRIMARY KEY,
-  version INTEGER NOT NULL,          -- newest when first handed out
+  version INTEGER NOT NULL,          -- newest when its step is trained
   mask_below INTEGER,                -- tokens of older versions are masked when handed out; NULL: none
   bound_at REAL NOT NULL,
   committed_at REAL,

@@ -68,6 +68,15 @@ def test_a_batch_holds_the_oldest_groups_in_index_order_whoever_finished_first(o
     assert ids(buffer.batch(1)) == [f"{lease.group_id}/{index}" for lease in leases[:2] for index in (0, 1)]
 
 
+def test_a_batch_fetched_ahead_has_the_version_under_which_it_is_trained(open_buffer):
+    buffer = open_buffer(batch=1, staleness=1)
+    fill(buffer)
+    assert buffer.batch(1).version == 0
+    assert buffer.batch(2).version == 1, "asked for while step 1 trains: its tokens are one version old"
+    buffer(CommitStep(1, 1))
+    assert buffer.batch(2).version == 1
+
+
 def test_a_slow_group_does_not_hold_up_the_others(open_buffer):
     buffer = open_buffer(batch=2, staleness=1)
     _slow, *rest = buffer.lease()
