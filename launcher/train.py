@@ -114,7 +114,8 @@ def _measure(
     if label == "after":  # of weights that have been trained further since
         for old in (out, out.with_suffix(".jsonl")):
             old.unlink(missing_ok=True)
-    text = f"measuring success {label} training on {run.config.eval.prompts} held-out prompts"
+    prompts = len(run.mixture.held_out(run.config.eval.prompts))
+    text = f"measuring success {label} training on {prompts} held-out prompts"
     what = Evaluation(run.folder.config, str(model), out, label)
     log = run.folder.logs / f"eval-{label}.log"
     if not console.is_terminal:
