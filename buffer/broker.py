@@ -27,6 +27,7 @@ from buffer.messages import (
     Drain,
     DropReason,
     GetBatch,
+    Gone,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -99,6 +100,7 @@ class Broker:
             Resume: self._resume,
             AnnouncePublisher: self._announce,
             Drain: self._drain,
+            Gone: self._gone,
             Scale: self._scale,
             Status: self._status,
         }
@@ -238,6 +240,7 @@ class Broker:
             )
         if request.role == "actor":
             self._roles.greet(request.name)
+            self._lose_leases(request.name)
         return Welcome(self._run_id, self._batches.version, self._publisher)
 
     def _heartbeat(self, beat: Heartbeat, now: float) -> HeartbeatAck:
@@ -260,6 +263,16 @@ class Broker:
     def _drain(self, request: Drain, now: float) -> Ok:
         self._roles.drain(request.actors)
         return Ok()
+
+    def _gone(self, request: Gone, now: float) -> Ok:
+        for actor in request.actors:
+            self._lose_leases(actor)
+            self._roles.forget(actor)
+        return Ok()
+
+    def _lose_leases(self, actor: str) -> None:
+        self._running.lose(actor)
+        self._evaluations.lose(actor)
 
     def _scale(self, request: Scale, now: float) -> Ok:
         if request.actors < 1:

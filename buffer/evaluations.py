@@ -147,6 +147,11 @@ class Evaluations:
         for held in self._leases.expired(now):
             self._expire(held)
 
+    def lose(self, actor: str) -> None:
+        """The actor's process is gone, and with it what it had leased."""
+        for held in self._leases.of_actor(actor):
+            self._expire(held)
+
     def take_back(self, actor: str, lease_ids: Collection[str] | None = None) -> None:
         """The actor hands back these leases, or all that it has."""
         for held in self._leases.of_actor(actor):

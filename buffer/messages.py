@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class StopReason(StrEnum):
@@ -231,6 +231,13 @@ class AnnouncePublisher:
 @dataclass(frozen=True)
 class Drain:
     """From the launcher: these actors shall finish their leases and stop."""
+
+    actors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gone:
+    """From the launcher: the processes of these actors have ended, so their leases run out at once."""
 
     actors: tuple[str, ...]
 

@@ -52,6 +52,10 @@ class Roles:
     def forget_silent(self, now: float) -> None:
         self._roles = {name: role for name, role in self._roles.items() if now - role.heard_at < FORGET_S}
 
+    def forget(self, name: str) -> None:
+        """Its process is gone; another of its name will be heard."""
+        self._roles.pop(name, None)
+
     def live_actors(self, now: float, oldest_version: int) -> set[str]:
         """Actors that can take leases: heard lately, not leaving, with weights that are new enough."""
         return {

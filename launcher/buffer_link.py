@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from buffer.client import BufferClient
-from buffer.messages import Drain, Heartbeat, Scale, Status, StatusReply
+from buffer.messages import Drain, Gone, Scale, Status, StatusReply
 from configs.run_folder import CurveKeys
 
 _STATUS_TIMEOUT_S = 2.0
@@ -46,7 +46,7 @@ class BufferLink:
 
     def release(self, actor: str) -> None:
         with suppress(TimeoutError):  # they expire in time
-            self._client.call(Heartbeat("actor", actor, state="finished"), _STATUS_TIMEOUT_S)
+            self._client.call(Gone((actor,)), _STATUS_TIMEOUT_S)
 
     def close(self) -> None:
         self._client.close()

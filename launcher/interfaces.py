@@ -69,7 +69,7 @@ class Buffer(Protocol):
         ...
 
     def release(self, actor: str) -> None:
-        """Hand back the leases of an actor that is gone on purpose. Best effort."""
+        """Say that an actor's process is gone, so that others get its leases now. Best effort."""
         ...
 
 

@@ -116,6 +116,7 @@ class Supervisor:
     def _lost(self, unit: Unit, role: str, died: Died) -> None:
         """A member of the unit is dead: restart the unit or end the run."""
         self._kill(unit)
+        self._release(unit)
         if unit.leave_by is not None:
             self._remove(unit, f"{role} died while it was leaving ({died.cause})")
             return
@@ -169,6 +170,12 @@ class Supervisor:
         for handle in unit.handles.values():
             self._roles.kill(handle)
         unit.handles = {}
+
+    def _release(self, unit: Unit) -> None:
+        """Give what a dead actor had leased to others now; without this they wait for its silence."""
+        buffer = self._of_kind("buffer")[0]
+        if unit.kind == "actor" and buffer.ready and buffer.state is State.UP:
+            self._buffer.release(unit.name)
 
     # --- what the buffer knows --------------------------------------------------------------------
 
@@ -273,7 +280,7 @@ class Supervisor:
                 self._remove(unit, f"{unit.name} has left")
             elif self._clock() >= unit.leave_by:
                 self._kill(unit)
-                self._buffer.release(unit.name)
+                self._release(unit)
                 self._remove(unit, f"{unit.name} did not leave in time: killed, its leases go to others")
 
     def _remove(self, unit: Unit, text: str) -> None:

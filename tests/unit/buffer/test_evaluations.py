@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from buffer.leases import MAX_EXPIRIES
-from buffer.messages import Heartbeat, PutAck, PutTrajectory, Refused, Resume, ReturnLeases
+from buffer.messages import Gone, Heartbeat, PutAck, PutTrajectory, Refused, Resume, ReturnLeases
 from metrics import names
 from tests.unit.buffer.support import Buffer, config, member, members
 
@@ -133,6 +133,15 @@ def test_a_dead_actors_prompts_go_to_others_and_are_put_once_m1(open_buffer):
     assert put(buffer, leases[0]) == PutAck(stored=True, duplicate=False)
     assert put(buffer, again[0]) == PutAck(stored=False, duplicate=True)
     assert buffer.beat("alive", *again, version=2).lost == (again[0].lease_id,)
+
+
+def test_a_dead_actors_prompts_go_to_others_when_its_death_is_told(open_buffer):
+    buffer = open_buffer()
+    train_to(buffer, 2)
+    leases = held_out_leases(buffer, "dead")
+    buffer(Gone(("dead",)))
+    again = held_out_leases(buffer, "actor-1")
+    assert [one.group_id for one in again] == [one.group_id for one in leases]
 
 
 def test_a_prompt_that_kills_its_actors_is_given_up_as_unscored(open_buffer):

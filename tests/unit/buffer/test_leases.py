@@ -7,6 +7,7 @@ from buffer.leases import MAX_EXPIRIES
 from buffer.messages import (
     Drain,
     DropReason,
+    Gone,
     Hello,
     LeaseRequest,
     PutAck,
@@ -191,6 +192,32 @@ def test_an_actor_reborn_under_its_name_does_not_hold_old_leases(open_buffer):
     buffer.pass_time(11)
     buffer.beat("actor-0")  # the new process knows nothing of it
     assert buffer.lease("actor-1")[0].group_id == lease.group_id
+
+
+def test_the_leases_of_an_actor_that_is_gone_run_out_at_once(open_buffer):
+    buffer = open_buffer(batch=1, staleness=0)
+    (lease,) = buffer.lease("dead")
+    buffer.beat("dead", lease)
+    buffer(Gone(("dead", "never heard of")))
+    assert [role.name for role in buffer.status().roles] == []
+    (again,) = buffer.lease("actor-1")
+    assert again.group_id == lease.group_id and again.lease_id != lease.lease_id
+
+
+def test_an_actor_that_says_hello_has_none_of_its_predecessors_leases(open_buffer):
+    buffer = open_buffer(batch=1, staleness=0)
+    (lease,) = buffer.lease("reborn")
+    buffer(Hello("actor", "reborn"))
+    (again,) = buffer.lease("actor-1")
+    assert again.group_id == lease.group_id
+
+
+def test_a_prompt_that_kills_its_actors_is_closed_though_each_death_is_told(open_buffer):
+    buffer = open_buffer(batch=1, staleness=0)
+    for _ in range(MAX_EXPIRIES):
+        buffer.lease("victim", most=1)
+        buffer(Gone(("victim",)))
+    assert buffer.places() == {"leased": 1, "dropped_expired": 1}
 
 
 def test_returned_leases_go_to_others_at_once_and_are_no_expiry(open_buffer):

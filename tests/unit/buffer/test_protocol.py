@@ -19,7 +19,9 @@ from buffer.messages import (
     Checkpointed,
     CommitStep,
     GetBatch,
+    Gone,
     Heartbeat,
+    Hello,
     Lease,
     LeaseRequest,
     PutAck,
@@ -90,6 +92,11 @@ class Protocol(RuleBasedStateMachine):
             if lease.lease_id.endswith(".1"):
                 assert (lease.epoch, lease.prompt_index) not in self.visited
                 self.visited.add((lease.epoch, lease.prompt_index))
+
+    @rule(actor=ACTORS, told=st.booleans())
+    def die(self, actor: str, told: bool) -> None:
+        """The launcher tells of the death, or the next process of that name says hello."""
+        self.buffer(Gone((actor,)) if told else Hello("actor", actor))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), reward=REWARDS, version_back=st.integers(0, 2))

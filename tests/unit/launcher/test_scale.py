@@ -87,6 +87,7 @@ def test_an_actor_that_dies_while_it_leaves_is_not_replaced():
     run.go()
     run.go()
     assert run.roles.starts("actor-1") == 1 and run.outcome is None
+    assert run.buffer.released == ["actor-1"]
 
 
 def test_without_room_the_run_settles_for_what_there_is_and_says_so():

@@ -98,6 +98,21 @@ def test_a_dead_actor_is_replaced_and_the_others_stay():
     assert text == "actor-0 died (killed); actor-0 starts again now, restart 1 of at most 10"
 
 
+def test_what_a_dead_actor_had_leased_is_given_to_others_at_once():
+    run = Run().until_ready()
+    run.roles.end("actor-0", Died("killed"))
+    run.go()
+    assert run.buffer.released == ["actor-0"]
+
+
+def test_a_buffer_that_is_dead_too_is_not_asked_to_release():
+    run = Run().until_ready()
+    for name in ("buffer", "actor-0", "actor-1"):
+        run.roles.end(name, Died("killed"))
+    run.go()
+    assert run.buffer.released == []
+
+
 def test_a_role_that_was_heard_before_it_died_is_not_taken_for_its_successor():
     run = Run().until_ready()
     run.roles.end("actor-0", Died("killed"))
