@@ -23,6 +23,7 @@ STOP_GRACE_S = 10.0  # for actors to hand back their leases when the run is stop
 FINISH_GRACE_S = 30.0  # the same after the last step
 STATUS_EVERY_S = 1.0
 MAX_BUFFER_RESTARTS = 10
+BACK_AT_THE_BUFFER_S = 30.0  # of an actor, after the buffer was started again
 STEADY_S = 60.0  # a unit that lived this long is restarted without delay
 LONGEST_DELAY_S = 30.0
 
@@ -193,8 +194,8 @@ class Supervisor:
         for unit in self._units:
             if unit.state is State.UP and not unit.ready:
                 self._note_if_ready(unit, heard)
-            elif unit.state is State.UP and unit.kind == "actor" and unit.name in heard:
-                self._check_silence(unit, heard[unit.name].seconds_since_heard)
+            elif unit.state is State.UP and unit.kind == "actor":
+                self._check_silence(unit, heard.get(unit.name))
         self._on_status(status)
         if not status.balanced:
             self._fail("buffer", Died(_imbalance_of(status)))
@@ -214,10 +215,15 @@ class Supervisor:
             seconds = self._clock() - unit.started
             self._event("ready", unit.name, f"{unit.name} is ready after {seconds:.0f} s")
 
-    def _check_silence(self, actor: Unit, seconds: float) -> None:
+    def _check_silence(self, actor: Unit, heard: RoleStatus | None) -> None:
         # The buffer gives the leases of an actor silent for this long to others: it counts as dead.
         limit = self._config.buffer.lease_timeout_s
-        if seconds > limit:
+        if heard is not None:
+            actor.heard = self._answered - heard.seconds_since_heard
+        else:  # a buffer that was restarted knows nobody, until they have come back to it
+            back = self._of_kind("buffer")[0].started + BACK_AT_THE_BUFFER_S
+            actor.heard = max(actor.heard, back)
+        if self._answered - actor.heard > limit:
             self._lost(actor, actor.name, Died(f"no heartbeat for {limit:g} s"))
 
     def _check_buffer_silence(self) -> None:

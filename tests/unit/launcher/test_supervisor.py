@@ -7,7 +7,13 @@ import pytest
 from configs.roles import RoleSpec
 from configs.schema import RunConfig
 from launcher.interfaces import Died, Done, End, Outcome
-from launcher.supervisor import FINISH_GRACE_S, MAX_BUFFER_RESTARTS, STOP_GRACE_S, Supervisor
+from launcher.supervisor import (
+    BACK_AT_THE_BUFFER_S,
+    FINISH_GRACE_S,
+    MAX_BUFFER_RESTARTS,
+    STOP_GRACE_S,
+    Supervisor,
+)
 from tests.fakes import FakeClock, FakeRoles, FakeStatusBuffer
 
 NAMES = ("buffer", "actor-0", "actor-1", "learner-0", "learner-1")
@@ -259,6 +265,20 @@ def test_a_silent_actor_is_replaced_when_its_leases_would_expire():
     run.go()
     run.go()
     assert run.roles.killed == ["actor-1"] and run.roles.starts("actor-1") == 2
+
+
+def test_a_silent_actor_is_replaced_though_the_buffer_has_forgotten_it():
+    run = Run(buffer={"lease_timeout_s": 20}).until_ready()
+    run.go()
+    run.roles.end("buffer", Died("killed"))
+    run.go()
+    del run.buffer.heard["actor-1"]  # it hangs, and the new buffer never hears of it
+    run.go(BACK_AT_THE_BUFFER_S + 18)
+    run.buffer.heard["actor-0"] = 0.0
+    run.go()
+    assert run.roles.killed == ["buffer"]
+    run.go(3)
+    assert run.roles.killed == ["buffer", "actor-1"]
 
 
 def test_a_buffer_that_does_not_answer_is_restarted():
