@@ -34,6 +34,7 @@ from weightsync.wire import (
 )
 
 MAX_FAILURES = 3  # failed transfers in a row before a member has to join again
+PROBE_S = 1.0  # between messages to members that owe an answer: those to a dead one cannot be delivered
 STRAGGLER_S = 5.0  # members that have answered wait so long for the others before the next broadcast
 
 
@@ -121,6 +122,7 @@ class Coordinator:
         self.transfer_s = 0.0  # of the last broadcast: from Begin until all bytes were out
         self._pause_s = 0.0
         self._dropped: list[str] = []
+        self._probed = 0.0
 
     @property
     def idle(self) -> bool:
@@ -203,7 +205,16 @@ class Coordinator:
                 continue
             for member in list(transfer.members.values()):
                 actions += self._drop(member, f"no answer while {transfer.phase.value} weights", now)
-        return actions + self._schedule(now)
+        return actions + self._schedule(now) + self._probe(now)
+
+    def _probe(self, now: float) -> list[Action]:
+        """Find those who died in a transfer at once, not by their silence: see `on_unreachable`."""
+        if now - self._probed < PROBE_S:
+            return []
+        self._probed = now
+        return [
+            Send(address, Alive()) for transfer in self._transfers.values() for address in transfer.members
+        ]
 
     # --- members -----------------------------------------------------------------------------------
 

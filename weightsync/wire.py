@@ -42,7 +42,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Alive:
-    """Sent every second, whatever else goes on."""
+    """Sent every second, whatever else goes on. Of the publisher, to those who take part in a transfer."""
 
 
 @dataclass(frozen=True)

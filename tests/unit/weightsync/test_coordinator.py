@@ -4,6 +4,7 @@ import pytest
 
 from weightsync.coordinator import (
     MAX_FAILURES,
+    PROBE_S,
     STRAGGLER_S,
     Action,
     CloseGroup,
@@ -169,6 +170,21 @@ def test_m4_a_silent_member_is_dropped_and_the_others_get_the_version_in_a_new_g
     scene.says("a", Failed(main.transfer, "aborted"))
     (again,) = scene.started()
     assert again.group.world == 2 and again.group.name != main.group.name
+
+
+def test_m4_only_members_that_owe_an_answer_are_written_to_so_that_a_closed_connection_shows():
+    scene = Scene()
+    scene.settle("a", "b")
+    scene.tick_at(PROBE_S)
+    assert scene.actions == []
+    scene.publish(2)
+    (main,) = scene.started()
+    scene.sent(main.transfer, 2)
+    scene.says("a", Loaded(main.transfer, 2, 0.1))
+    scene.tick_at(2 * PROBE_S)
+    assert scene.actions == [Send(b"b", Alive())]
+    scene.tick_at(2.5 * PROBE_S)
+    assert scene.actions == []
 
 
 def test_m4_a_member_that_answers_nothing_but_alive_is_dropped_at_the_deadline():

@@ -23,6 +23,7 @@ from tests.unit.weightsync.support import (
 )
 from weightsync.curve import secure_client
 from weightsync.receiver import EngineBroken, Receiver, SyncRefused
+from weightsync.wire import Begin, Join, decode, encode
 
 
 @pytest.fixture(params=["gloo", "shm", "disk"])
@@ -287,6 +288,23 @@ def test_nonsense_from_a_peer_is_answered_and_harms_nobody():
                 await receiver.wait_for_version(1, WAIT_S)
 
     run(scenario())
+
+
+def test_m4_a_receiver_that_dies_in_a_transfer_is_noticed_without_waiting_for_its_silence(monkeypatch):
+    monkeypatch.setattr("weightsync.publisher.SILENCE_S", 3600.0)
+    keys = new_keys()
+    with publisher(keys, timeout_s=3600.0) as learner, zmq.Context() as context:
+        with context.socket(zmq.DEALER) as socket:
+            secure_client(socket, keys)
+            socket.connect(learner.endpoint)
+            socket.send(encode(Join("actor-0", ("cpu@here",), "", 0)))
+            learner.publish(1, weights(1))
+            while not isinstance(decode(socket.recv()), Begin):
+                pass
+            with pytest.raises(TimeoutError, match="actor-0"):
+                while True:  # the publisher's thread notes the transfer a moment after it began
+                    learner.wait_idle(0.01)
+        learner.wait_idle(WAIT_S)
 
 
 def test_nccl_without_cuda_ends_the_receiver_with_the_mend():
