@@ -80,6 +80,7 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from actors import vllm_lean
+        from weightsync.vllm_engine import answer
         from weightsync.worker import BACKEND, EXTENSION
 
         vllm_lean.skip_unread_work()
@@ -98,7 +99,7 @@ class VllmEngine:
         gc.collect()
         gc.freeze()
         llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
-        await llm.update_weight_version(str(version))
+        await answer(llm, llm.update_weight_version(str(version)))
         return cls(llm)
 
     @property

@@ -22,13 +22,36 @@ LOOK_S = 1.0  # between two looks at whether the engine lives
 Result = TypeVar("Result")
 
 
+async def answer(llm: Any, call: Coroutine[Any, Any, Result]) -> Result:
+    """What the engine of `llm` says to a call, in time. Raises EngineBroken if it does not come or the engine
+    is dead."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    asked = asyncio.ensure_future(call)
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT_S):
+            while not asked.done():
+                await asyncio.wait([asked], timeout=LOOK_S)
+                if llm.errored and not asked.done():  # vLLM forgets a call that its engine took along
+                    raise EngineBroken("vLLM's engine process ended during a call")
+            if asked.cancelled():  # by vLLM, which closed the socket: it must not pass for our own end
+                raise EngineBroken("vLLM gave up a call, as it does when its engine process ends")
+            return asked.result()
+    except EngineDeadError as error:
+        raise EngineBroken(f"vLLM's engine process ended: {error}") from error
+    except TimeoutError as error:
+        raise EngineBroken(f"vLLM's engine did not answer within {ENGINE_TIMEOUT_S:g} s") from error
+    finally:
+        asked.cancel()
+
+
 class VllmWeights:
     def __init__(self, llm: Any) -> None:
         """`llm`: a started `vllm.v1.engine.async_llm.AsyncLLM`."""
         self._llm = llm
 
     async def devices(self) -> tuple[str, ...]:
-        return tuple(await self._answer(self._llm.collective_rpc("weight_device")))
+        return tuple(await answer(self._llm, self._llm.collective_rpc("weight_device")))
 
     async def begin(self, group: GroupSpec, layout: Welcome) -> None:
         from vllm.distributed.weight_transfer.base import (
@@ -40,16 +63,16 @@ class VllmWeights:
         update = {"names": list(names), "dtypes": list(dtypes), "shapes": [list(shape) for shape in shapes]}
         init = {**vars(group), "bucket_bytes": layout.bucket_bytes}
         try:
-            await self._answer(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init)))
-            await self._answer(self._llm.start_weight_update())
-            await self._answer(self._llm.update_weights(WeightTransferUpdateRequest(update)))
+            await answer(self._llm, self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init)))
+            await answer(self._llm, self._llm.start_weight_update())
+            await answer(self._llm, self._llm.update_weights(WeightTransferUpdateRequest(update)))
         except EngineBroken:
             raise
         except Exception as error:
             raise TransferFailed(f"the engine refused the transfer: {error}") from error
 
     async def staged(self) -> Staged:
-        workers = await self._answer(self._llm.collective_rpc("staged_weights"))
+        workers = await answer(self._llm, self._llm.collective_rpc("staged_weights"))
         errors = [error for _, _, error in workers if error]
         return Staged(
             done=all(complete for complete, _, _ in workers),
@@ -61,9 +84,9 @@ class VllmWeights:
         """Raises EngineBroken if loading failed; the engine then stays paused, so that it serves nothing."""
         started = time.perf_counter()
         try:
-            await self._answer(self._llm.pause_generation(mode="keep", clear_cache=clear_cache))
-            await self._answer(self._llm.finish_weight_update(weight_version=str(version)))
-            await self._answer(self._llm.resume_generation())
+            await answer(self._llm, self._llm.pause_generation(mode="keep", clear_cache=clear_cache))
+            await answer(self._llm, self._llm.finish_weight_update(weight_version=str(version)))
+            await answer(self._llm, self._llm.resume_generation())
         except EngineBroken:
             raise
         except Exception as error:
@@ -96,25 +119,4 @@ class VllmWeights:
         return [at[token].logprob for token, at in given]
 
     async def abort(self) -> None:
-        await self._answer(self._llm.collective_rpc("abort_weight_update"))
-
-    async def _answer(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """The engine's answer in time. Raises EngineBroken if it does not come or the engine is dead."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        answer = asyncio.ensure_future(call)
-        try:
-            async with asyncio.timeout(ENGINE_TIMEOUT_S):
-                while not answer.done():
-                    await asyncio.wait([answer], timeout=LOOK_S)
-                    if (
-                        self._llm.errored and not answer.done()
-                    ):  # vLLM forgets a call that its engine took along
-                        raise EngineBroken("vLLM's engine process ended during a call")
-                return answer.result()
-        except EngineDeadError as error:
-            raise EngineBroken(f"vLLM's engine process ended: {error}") from error
-        except TimeoutError as error:
-            raise EngineBroken(f"vLLM's engine did not answer within {ENGINE_TIMEOUT_S:g} s") from error
-        finally:
-            answer.cancel()
+        await answer(self._llm, self._llm.collective_rpc("abort_weight_update"))

@@ -2,10 +2,13 @@
 
 import asyncio
 import sys
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import actors.vllm_engine
+from configs.schema import RunConfig
 from weightsync import vllm_engine
 from weightsync.receiver import EngineBroken, Staged
 from weightsync.vllm_engine import VllmWeights
@@ -75,6 +78,45 @@ def test_an_engine_that_dies_during_a_call_ends_it(monkeypatch):
 
     with pytest.raises(EngineBroken, match="process ended during a call"):
         asyncio.run(asyncio.wait_for(VllmWeights(Dying()).swap(7, clear_cache=False), 60))
+
+
+def test_a_call_that_vllm_cancels_ends_the_engine_and_not_the_caller_in_silence():
+    class Closing(FakeLLM):
+        async def collective_rpc(self, *_):
+            raise asyncio.CancelledError  # as pyzmq does to what waits for a socket that is closed
+
+    async def as_a_task():
+        return await asyncio.create_task(VllmWeights(Closing()).staged())
+
+    with pytest.raises(EngineBroken, match="gave up a call"):
+        asyncio.run(as_a_task())
+
+
+def test_an_engine_that_dies_in_its_first_call_fails_the_start(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "LOOK_S", 0.01)
+
+    class Dying(FakeLLM):
+        async def update_weight_version(self, _version):
+            self.errored = True
+            await asyncio.Event().wait()
+
+    llm = Dying()
+    anything = SimpleNamespace(create_engine_config=lambda: None)
+    for name, holds in {
+        "vllm.config": {"WeightTransferConfig": lambda **_: None},
+        "vllm.engine.arg_utils": {"AsyncEngineArgs": lambda **_: anything},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_vllm_config=lambda *_, **__: llm)},
+        "actors.vllm_lean": {"skip_unread_work": lambda: None},
+        "weightsync.worker": {"BACKEND": "", "EXTENSION": ""},
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(holds)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(actors, "vllm_lean", sys.modules["actors.vllm_lean"], raising=False)
+    monkeypatch.setattr(actors.vllm_engine, "set_environment", lambda *_: None)
+    with pytest.raises(EngineBroken, match="process ended during a call"):
+        start = actors.vllm_engine.VllmEngine.start(RunConfig(), Path("model"), "cuda", 1, seed=0)
+        asyncio.run(asyncio.wait_for(start, 60))
 
 
 @pytest.mark.parametrize(
