@@ -106,11 +106,14 @@ class Staging:
             reception.flat = self._take_buffer(reception.manifest.nbytes)
             reception.checksum = group.receive(reception.manifest, reception.flat, bucket_bytes, wanted)
             reception.tensors = reception.prepare(reception.manifest.views(reception.flat))
+            # Before `ended`: from then on the next transfer may look for it, and its peers are in it.
+            group = self._keep(spec.name, group)
         except BaseException as error:  # noqa: BLE001 - read by `status`; the receiver reports it
             log.warning("weight transfer failed: %s", error)
             reception.error = f"{type(error).__name__}: {error}"
         reception.ended.set()
-        self._put_back(spec.name, group, healthy=reception.error is None)
+        if group is not None:
+            group.close()  # after `ended`: closing a broken one may take its timeout, and hurts nobody here
 
     def _take_buffer(self, nbytes: int) -> torch.Tensor:
         with self._lock:
@@ -126,11 +129,10 @@ class Staging:
             held[1].close()
         return transport.open_group(spec, self._device, wanted)
 
-    def _put_back(self, name: str, group: transport.Group | None, *, healthy: bool) -> None:
-        """Keep the group for the next transfer; a broken one closes here, where waiting hurts nobody."""
+    def _keep(self, name: str, group: transport.Group) -> transport.Group | None:
+        """Hold the group for the next transfer; gives it back if there is one already."""
         with self._lock:
-            if group is not None and healthy and self._group is None:
+            if self._group is None:
                 self._group = (name, group)
-                return
-        if group is not None:
-            group.close()
+                return None
+        return group

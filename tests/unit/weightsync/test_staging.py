@@ -65,6 +65,19 @@ def test_all_bytes_arrive_and_both_sides_compute_the_same_checksum(store, backen
     assert not list(tmp_path.iterdir())
 
 
+def test_the_group_is_there_for_the_next_transfer_as_soon_as_one_has_ended(store, monkeypatch):
+    mine, theirs = (group(store, "g", rank, WAIT_S, "shm") for rank in (0, 1))
+    staging = Staging(CPU)
+    staging.begin(theirs, MANIFEST, BUCKET)
+    reception = staging._current
+    assert reception is not None
+    held, end = [], reception.ended.set
+    monkeypatch.setattr(reception.ended, "set", lambda: (held.append(staging._group), end()))
+    send(transport.open_group(mine, CPU), flat(1.5))
+    assert wait_until_ended(staging)[0]
+    assert held != [None]
+
+
 @pytest.mark.parametrize("backend", ["shm", "disk"])
 def test_what_nobody_fetches_is_withdrawn_when_the_transfer_ends(store, backend, tmp_path):
     for name, timeout_s, wanted, says in [
