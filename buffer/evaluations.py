@@ -23,6 +23,7 @@ from buffer.leases import MAX_EXPIRIES, Held, LeaseBook, lease_times
 from buffer.messages import Lease, LeaseRequest, PutAck, Trajectory
 from configs.schema import RunConfig
 
+MAX_DIGITS = 18  # of a step: what SQLite holds
 PREFIX = "eval-"  # of the ids of its groups and leases
 _EXPIRED = f"{MAX_EXPIRIES} leases of it ran out"
 
@@ -105,7 +106,7 @@ class Evaluations:
         opened = self._open
         if opened is None or request.version < opened.version:
             return []
-        groups = self._leases.waiting()[: request.max_groups]
+        groups = self._leases.waiting()[: max(0, request.max_groups)]
         for _ in range(min(request.max_groups - len(groups), opened.prompts - self._next)):
             group = self._group(opened, self._next)
             self._running[group.group_id] = group
@@ -184,7 +185,7 @@ class Evaluations:
     def _put_late(self, trajectory: Trajectory) -> PutAck:
         """Its prompt was put already, or its evaluation is closed, or forgotten with the weights."""
         step, _, prompt = trajectory.group_id.removeprefix(PREFIX).partition("-")
-        if not step.isdecimal() or prompt != str(trajectory.prompt_index):
+        if not step.isdecimal() or len(step) > MAX_DIGITS or prompt != str(trajectory.prompt_index):
             raise RequestError(f"{trajectory.group_id!r} names no prompt of an evaluation")
         return PutAck(stored=False, duplicate=self._rows.is_put(int(step), trajectory.prompt_index))
 

@@ -224,6 +224,7 @@ def test_leases_handed_back_go_to_others(open_buffer):
     train_to(buffer, 2)
     leases = held_out_leases(buffer, "leaving")
     buffer(ReturnLeases("leaving", (leases[0].lease_id,)))
+    assert held_out_leases(buffer, "other", most=-1) == []
     assert [lease.prompt_index for lease in held_out_leases(buffer, "other")] == [0]
     buffer(Heartbeat("actor", "leaving", version=2, state="finished"))
     assert [lease.prompt_index for lease in held_out_leases(buffer, "other")] == [1, 2]
@@ -244,5 +245,5 @@ def test_a_put_that_names_no_prompt_is_refused(open_buffer):
     buffer = open_buffer(every=2)
     train_to(buffer, 2)
     lease = held_out_leases(buffer)[0]
-    for name in ("eval-x-0", "eval-2-1", "eval-"):
+    for name in ("eval-x-0", "eval-2-1", "eval-", f"eval-{2**63}-0"):
         assert isinstance(put(buffer, replace(lease, group_id=name)), Refused)
