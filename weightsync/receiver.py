@@ -291,13 +291,13 @@ class Receiver:
 
     async def _until_sent(self, sent: asyncio.Future[Commit]) -> Commit:
         """The publisher's Commit; a look at the staging now and then finds a sender that died."""
-        while True:
-            try:
-                return await asyncio.wait_for(asyncio.shield(sent), ALIVE_EVERY_S)
-            except TimeoutError:
-                staged = await self._engine.staged()
-                if staged.error is not None:
-                    raise TransferFailed(staged.error) from None
+        while not sent.done():
+            # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes with the Commit, and
+            # a transfer that was let go would be loaded.
+            await asyncio.wait([sent], timeout=ALIVE_EVERY_S)
+            if not sent.done() and (staged := await self._engine.staged()).error is not None:
+                raise TransferFailed(staged.error)
+        return sent.result()
 
     async def _difference(self, commit: Commit) -> str | None:
         """How far the engine is from the learner, if that is too far: the weights are then sent again, and

@@ -23,7 +23,7 @@ from tests.unit.weightsync.support import (
 )
 from weightsync.curve import secure_client
 from weightsync.receiver import EngineBroken, Receiver, SyncRefused
-from weightsync.wire import Begin, Join, decode, encode
+from weightsync.wire import Begin, Commit, Join, decode, encode
 
 
 @pytest.fixture(params=["gloo", "shm", "disk"])
@@ -305,6 +305,23 @@ def test_m4_a_receiver_that_dies_in_a_transfer_is_noticed_without_waiting_for_it
                 while True:  # the publisher's thread notes the transfer a moment after it began
                     learner.wait_idle(0.01)
         learner.wait_idle(WAIT_S)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_transfer_is_let_go_even_in_the_moment_in_which_its_bytes_are_all_sent(turns):
+    async def scenario():
+        receiver = Receiver(StagedEngine(), new_keys(), "actor-0", WAIT_S, "recompute")
+        sent = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(receiver._until_sent(sent))
+        await asyncio.sleep(0)
+        sent.set_result(Commit(1, 1, 0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        still_waits = waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() == still_waits
+
+    run(scenario())
 
 
 def test_nccl_without_cuda_ends_the_receiver_with_the_mend():
