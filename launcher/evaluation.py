@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.guard import kill_group, start_guard, stop_guard
+from launcher.guard import kill_group, start_guarded, stop_guard
 from launcher.interrupts import Interrupts
 from launcher.preflight import Resources, python_path
 
@@ -57,10 +57,7 @@ def evaluate(
     environment = os.environ | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": str(resources.actor_threads)}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    guard = start_guard(os.getpid(), [-process.pid])
+        process, guard = start_guarded(command, environment, output)
     try:
         stopped = _wait(process, interrupts)
     finally:

@@ -13,7 +13,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
 
 _START_TIMEOUT_S = 60.0
 
@@ -31,6 +32,19 @@ def start_guard(watched: int, victims: Sequence[int]) -> int:
         check=True,
     )
     return int(started.stdout)
+
+
+def start_guarded(
+    command: Sequence[str], environment: Mapping[str, str], output: BinaryIO
+) -> tuple[subprocess.Popen[bytes], int]:
+    """A process in a session of its own and the guard that ends it with us: both, or neither."""
+    process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        return process, start_guard(os.getpid(), [-process.pid])
+    except BaseException:
+        kill_group(process.pid)
+        process.wait()
+        raise
 
 
 def stop_guard(guard: int) -> None:

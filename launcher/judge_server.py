@@ -26,7 +26,7 @@ from rich.console import Console
 
 from configs.places import JUDGE_ENDPOINT_VARIABLE, JUDGE_KEY_VARIABLE
 from configs.schema import RunConfig
-from launcher.guard import kill_group, start_guard, stop_guard
+from launcher.guard import kill_group, start_guarded, stop_guard
 from launcher.interrupts import Interrupts
 from launcher.preflight import PreflightError, Resources, free_port, prepare_model, python_path, visible_gpus
 
@@ -52,10 +52,7 @@ class JudgeServer:
     def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command, env=self._environment, stdout=output, stderr=output, start_new_session=True
-            )
-        self._guard = start_guard(os.getpid(), [-self._process.pid])
+            self._process, self._guard = start_guarded(self._command, self._environment, output)
 
     def _end(self) -> None:
         kill_group(self._process.pid)
@@ -77,7 +74,11 @@ class JudgeServer:
                 f"the judge's server ended with exit code {code}; it starts again, restart {restarts} of at "
                 f"most {MAX_RESTARTS}"
             )
-            self._start()
+            try:
+                self._start()
+            except (OSError, subprocess.SubprocessError) as error:
+                self.failure = f"its server cannot be started again: {error}"
+                return
 
     def wait_until_it_answers(self, timeout_s: float, interrupts: Interrupts | None = None) -> None:
         """Returns early if a stop is asked for. Raises PreflightError."""

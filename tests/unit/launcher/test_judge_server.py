@@ -13,6 +13,7 @@ from rich.console import Console
 from configs.load import load_config
 from configs.places import JUDGE_ENDPOINT_VARIABLE
 from configs.schema import RunConfig
+from launcher import guard
 from launcher import judge_server as module
 from launcher.judge_server import JudgeServer, judge_server
 from launcher.preflight import PreflightError, free_port, plan_resources
@@ -68,6 +69,22 @@ def test_a_server_that_ends_again_and_again_is_given_up(start, monkeypatch):
     server = start("import sys; sys.exit(3)")
     server._keeper.join(DEADLINE_S)
     assert server.failure == "its server ended 2 times, last with exit code 3"
+
+
+def test_m7_a_server_that_cannot_be_started_again_is_a_failure_and_leaves_no_process(start, monkeypatch):
+    server = start()
+    server.wait_until_it_answers(DEADLINE_S)
+    started = []
+
+    def no_guard(watched, victims):
+        started.append(-victims[0])
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(guard, "start_guard", no_guard)
+    os.kill(pid_of(server), signal.SIGKILL)
+    server._keeper.join(DEADLINE_S)
+    assert server.failure == "its server cannot be started again: no more processes"
+    assert not psutil.pid_exists(started[0])
 
 
 def test_a_server_that_cannot_start_is_refused_with_its_last_words(start):
