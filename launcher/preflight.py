@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,22 +175,25 @@ def python_path() -> str:
 def run_module(module: str, arguments: Sequence[str], what: str) -> str:
     """The last line that `python -m module` prints. Raises PreflightError with its `error: …` line."""
     command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(
-        command,
-        env=os.environ | {"PYTHONPATH": python_path()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None and process.stdout is not None
-        errors, last = [], ""
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    errors, last = [], ""
+    # Output to a file: a pipe that nobody reads before the errors end would stop a process that says much.
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as file,
+        subprocess.Popen(
+            command, env=environment, stdout=file, stderr=subprocess.PIPE, encoding="utf-8"
+        ) as process,
+    ):
+        assert process.stderr is not None
         for line in process.stderr:
             last = line.strip() or last
             if line.startswith("error: "):
                 errors.append(line.removeprefix("error: ").strip())
             else:
                 print(line, end="", file=sys.stderr, flush=True)
-        output = process.stdout.read()
+        process.wait()
+        file.seek(0)
+        output = file.read()
     if process.returncode != 0 or not output.strip():
         raise PreflightError(errors[0] if errors else f"{what} failed: {last}")
     return output.splitlines()[-1]

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from launcher.preflight import (
     find_gpus,
     plan_resources,
     run_lock,
+    run_module,
 )
 
 
@@ -146,3 +148,20 @@ def test_a_folder_that_got_nothing_but_the_lock_goes_again(tmp_path):
     with run_lock(RunFolder(root)):
         (root / "config.toml").write_text("")
     assert root.exists()
+
+
+def test_a_module_that_says_more_than_a_pipe_holds_is_read(tmp_path, monkeypatch):
+    (tmp_path / "talks.py").write_text("import sys\nprint('x' * 2**20)\nprint('so far', file=sys.stderr)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    said = []
+    thread = threading.Thread(target=lambda: said.append(run_module("talks", [], "talking")), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert said == ["x" * 2**20]
+
+
+def test_a_module_that_fails_says_why(tmp_path, monkeypatch):
+    (tmp_path / "fails.py").write_text("import sys\nprint('half')\nsys.exit('error: no such thing')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(PreflightError, match=r"^no such thing$"):
+        run_module("fails", [], "failing")
