@@ -42,6 +42,7 @@ from tasks.mixture import load_mixture
 from tasks.types import Row
 from tasks.usage import usage
 from toolcall.watchdog import LoopWatchdog
+from toolcall.work import run
 from weightsync.receiver import Receiver
 from weightsync.vllm_engine import VllmWeights
 
@@ -51,7 +52,7 @@ CALL_TIMEOUT_S = 120.0  # of one request to the buffer, restarts of the buffer i
 
 
 def main(spec: RoleSpec) -> None:
-    asyncio.run(_main(spec))
+    run(_main(spec))
 
 
 async def _main(spec: RoleSpec) -> None:

@@ -36,6 +36,7 @@ from configs.schema import RunConfig
 from tasks.mixture import Mixture, load_mixture
 from tasks.types import Message, Row, Task
 from tasks.usage import usage
+from toolcall import work
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loaded = load_config(options.config, overrides)
     started = time.monotonic()
     try:
-        result = asyncio.run(run(loaded.config, loaded.config_dir, options))
+        result = work.run(run(loaded.config, loaded.config_dir, options))
     except (BadSamples, EndpointError, RendererError) as error:
         sys.exit(f"error: {error}")
     result |= {"label": options.label, "seconds": round(time.monotonic() - started, 1)}

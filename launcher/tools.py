@@ -17,6 +17,7 @@ from tasks.types import Task
 from toolcall.executor import Executor
 from toolcall.registry import Tool
 from toolcall.types import Outcome, ParsedTurn, ToolCall, ToolContext, ToolResult
+from toolcall.work import run
 
 CLEAN_UP_TIMEOUT_S = 30.0
 _USAGE = """write: python launch.py tools call NAME '{"argument": "value"}'"""
@@ -49,7 +50,7 @@ def try_call(console: Console, tasks: Sequence[Task], call: ToolCall) -> bool:
     """Run the call for the first prompt of the task that has the tool, and print what the model would read.
     True if it worked."""
     task = next((task for task in tasks if call.name in _offered(task)), tasks[0])
-    result = asyncio.run(_run(task, call))
+    result = run(_run(task, call))
     seconds = result.span.ended - result.span.started
     console.print(f"{result.name}: {result.outcome} in {seconds:.3f} s", style="bold", highlight=False)
     console.print(result.text, highlight=False, markup=False, soft_wrap=True)

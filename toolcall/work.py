@@ -5,7 +5,8 @@ that swallows its cancellation and a function that hangs in C code are left behi
 
 Blocking functions get a daemon thread of their own rather than a slot of a shared pool, so one that hangs
 can take nothing away from others and cannot keep the process alive at exit; who starts them bounds their
-number (`toolcall.lane` counts the ones left behind). Called by `toolcall.lane` and `tasks.scoring`.
+number (`toolcall.lane` counts the ones left behind). Called by `toolcall.lane` and `tasks.scoring`; `run` by
+mains of processes that call tools.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 GRACE_S = 1.0  # for a cancelled coroutine to clean up
+
+Result = TypeVar("Result")
+_deaf: list[Any] = []  # tasks that `run` has left behind: to forget one would wake it once more
 
 
 class DeadlineExceeded(TimeoutError):
@@ -55,6 +59,28 @@ async def finish(work: Work, timeout_s: float) -> Any:
     if work.future.cancelled():
         raise SelfCancelled("cancelled itself")
     return work.future.result()
+
+
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    """As asyncio.run, but what swallows its cancellation is left behind at the end too."""
+
+    async def contained() -> Result:
+        try:
+            return await main
+        finally:
+            await _leave_behind(asyncio.all_tasks() - {asyncio.current_task()})
+
+    return asyncio.run(contained())
+
+
+async def _leave_behind(tasks: set[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, deaf = await asyncio.wait(tasks, timeout=GRACE_S)
+        for task in deaf:
+            asyncio.tasks._unregister_task(task)  # else asyncio.run waits for it, for ever
+        _deaf.extend(deaf)
 
 
 async def _cancel(work: Work) -> None:
