@@ -10,7 +10,7 @@ Pure: processes, the buffer and the clock are injected. `launcher.train` calls `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from buffer.messages import RoleStatus, StatusReply
@@ -111,8 +111,18 @@ class Supervisor:
                 if unit.leave_by is not None:
                     self._kill(unit)  # its main has returned, its process has not
                     self._remove(unit, f"{unit.name} has left")
+            elif done := [name for name, poll in polls.items() if isinstance(poll, Done)]:
+                self._check_late_ranks(unit, done)
             if self.outcome is not None:
                 return
+
+    def _check_late_ranks(self, unit: Unit, done: Sequence[str]) -> None:
+        """Ranks end together; one that hangs in its end must not keep the run."""
+        unit.first_done = unit.first_done or self._clock()
+        limit = 2 * self._config.learner.timeout_s  # its last collective and its last word to the buffer
+        if self._clock() > unit.first_done + limit:
+            late = next(spec.name for spec in unit.specs if spec.name not in done)
+            self._lost(unit, late, Died(f"it did not end within {limit:g} s of {done[0]}"))
 
     def _lost(self, unit: Unit, role: str, died: Died) -> None:
         """A member of the unit is dead: restart the unit or end the run."""
@@ -164,7 +174,7 @@ class Supervisor:
         if unit.kind == "buffer":
             self._answered = self._clock()
         unit.handles = {spec.name: self._roles.start(spec) for spec in unit.specs}
-        unit.state, unit.started, unit.ready = State.UP, self._clock(), False
+        unit.state, unit.started, unit.ready, unit.first_done = State.UP, self._clock(), False, None
         self._event("start", unit.name, f"{', '.join(unit.handles)} started")
 
     def _kill(self, unit: Unit) -> None:

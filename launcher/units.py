@@ -30,6 +30,7 @@ class Unit:
     due: float = 0.0  # of the next start
     started: float = 0.0
     ready: bool = False  # heard from since it started
+    first_done: float | None = None  # when the first of its processes had ended well
     heard: float = 0.0  # when the buffer last heard it; of an actor
     streak: int = 0  # deaths in a row, each soon after its start
     failed_start: tuple[str, Died] | None = None  # role and cause, if the last start never got ready

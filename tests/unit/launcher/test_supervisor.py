@@ -326,6 +326,18 @@ def test_one_rank_that_is_done_does_not_end_the_run():
     assert run.go() is True and run.go() is True
 
 
+def test_m6_a_rank_that_hangs_in_its_end_is_started_again_with_the_others():
+    run = Run(learner={"timeout_s": 50}).until_ready()
+    run.roles.end("learner-0", Done())
+    run.go()
+    run.go(99)
+    assert run.roles.starts("learner-0") == 1
+    run.go(2)
+    text = run.events[-2].text
+    assert "learner-1 died (it did not end within 100 s of learner-0)" in text
+    assert run.roles.starts("learner-0") == run.roles.starts("learner-1") == 2
+
+
 def test_actors_that_do_not_end_after_the_last_step_are_killed():
     run = Run().until_ready()
     finish(run)
