@@ -212,7 +212,7 @@ def cluster(config: RunConfig, run_dir: Path, gpus: int) -> Iterator[None]:
     finally:
         ray.shutdown()
         if link is not None:
-            link.unlink()
+            link.unlink(missing_ok=True)  # a machine may clear /tmp in a long run
 
 
 def _temp_dir(run_dir: Path) -> tuple[Path, Path | None]:
