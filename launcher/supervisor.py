@@ -344,6 +344,10 @@ class Supervisor:
             self._finish_by = now + FINISH_GRACE_S
             self._event("finish", "learner", "the learner has trained its last step")
         late = [unit for unit in self._of_kind("actor") if unit.state is not State.DONE]
+        for unit in [unit for unit in late if not unit.ready or unit.state is State.WAITING]:
+            self._kill(unit)  # it was about to start: there is nothing to hand back
+            unit.state = State.DONE
+            late.remove(unit)
         if late and now < self._finish_by:
             return
         for unit in late:

@@ -348,6 +348,21 @@ def test_actors_that_do_not_end_after_the_last_step_are_killed():
     assert "actor-1" in run.roles.killed
 
 
+def test_an_actor_that_is_about_to_start_does_not_hold_up_the_end():
+    run = Run().until_ready()
+    for name in ("actor-0", "actor-1"):
+        run.roles.end(name, Died("killed"))
+    run.go()
+    run.buffer.heard = {"actor-1": 0.0}
+    run.go()
+    run.roles.end("actor-1", Died("killed"))
+    run.go()
+    assert run.roles.starts("actor-0") == 2 and run.roles.starts("actor-1") == 2  # starting, and waiting to
+    finish(run)
+    run.go()
+    assert run.outcome.end is End.FINISHED and run.roles.starts("actor-1") == 2
+
+
 def test_an_actor_that_dies_after_the_last_step_is_not_replaced():
     run = Run().until_ready()
     finish(run)
