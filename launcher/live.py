@@ -23,7 +23,7 @@ from launcher.preflight import PreflightError
 from launcher.prepare import existing_folder
 from launcher.progress import evaluated
 from launcher.run_view import RunView, is_working_actor
-from launcher.supervisor import in_words
+from launcher.verdict import in_words
 
 ANSWER_TIMEOUT_S = 30.0
 _HEARD_LATELY_S = 10.0

@@ -10,7 +10,7 @@ Pure: processes, the buffer and the clock are injected. `launcher.train` calls `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from buffer.messages import RoleStatus, StatusReply
@@ -18,6 +18,7 @@ from configs.roles import RoleSpec
 from configs.schema import RunConfig
 from launcher.interfaces import Buffer, Died, Done, End, Event, Outcome, Roles
 from launcher.units import State, Unit, more_actors, units_of
+from launcher.verdict import imbalance_of, verdict
 
 STOP_GRACE_S = 10.0  # for actors to hand back their leases when the run is stopped
 FINISH_GRACE_S = 30.0  # the same after the last step
@@ -208,7 +209,7 @@ class Supervisor:
                 self._check_silence(unit, heard.get(unit.name))
         self._on_status(status)
         if not status.balanced:
-            self._fail("buffer", Died(_imbalance_of(status)))
+            self._fail("buffer", Died(imbalance_of(status)))
             return
         self._follow_scale(status)
 
@@ -360,7 +361,7 @@ class Supervisor:
         self.close()
         if last is not None:
             self._on_status(last)
-        self.outcome = _verdict(last, self._config.learner.steps)
+        self.outcome = verdict(last, self._config.learner.steps)
 
     def _refuse_early_leavers(self) -> None:
         """Roles other than the learner return only when the run is finished, which the buffer knows first."""
@@ -380,32 +381,3 @@ class Supervisor:
 
     def _event(self, kind: str, role: str, text: str) -> None:
         self._on_event(Event(kind, role, text))
-
-
-def in_words(ledger: Mapping[str, int]) -> str:
-    """`leased 40 = trained 32 + dropped_stale 8`; what is zero is left out."""
-    parts = [f"{name} {count}" for name, count in ledger.items() if name != "leased" and count]
-    return f"leased {ledger.get('leased', 0)} = {' + '.join(parts) or 0}"
-
-
-def _imbalance_of(status: StatusReply) -> str:
-    return f"the ledger does not balance: {'; '.join((_accounts(status), *status.imbalance))}"
-
-
-def _accounts(status: StatusReply) -> str:
-    """The training ledger, and that of evaluations where there were any."""
-    accounts = [in_words(status.ledger)]
-    if any(status.held_out.values()):
-        accounts.append(f"held-out prompts: {in_words(status.held_out)}")
-    return "; ".join(accounts)
-
-
-def _verdict(status: StatusReply | None, steps: int) -> Outcome:
-    if status is None:
-        return Outcome(End.FAILED, "the buffer does not answer, so the ledger is unknown", "buffer")
-    if not status.balanced:
-        return Outcome(End.FAILED, _imbalance_of(status), "buffer")
-    if not status.finished:
-        text = f"the learner ended at step {status.step} of {steps}, before the run did"
-        return Outcome(End.FAILED, text, "learner-0")
-    return Outcome(End.FINISHED, f"{status.step} steps trained; ledger: {_accounts(status)}")
