@@ -28,6 +28,8 @@ PEER_WAITING = 64  # requests of one peer that wait in ZeroMQ
 MAX_POLL_S = 0.5
 MAX_REQUEST_ID = 64  # bytes
 HARD_LIMIT = 4  # times max_message_mb: beyond it ZeroMQ drops the connection instead of a polite refusal
+BIND_S = 10.0  # as long as that, an address in use is tried again
+BIND_AGAIN_S = 0.1
 _CLOSE_S = 10.0
 
 
@@ -156,14 +158,24 @@ class _Router:
         self._poller = zmq.Poller()
         self._poller.register(self._zap, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise RuntimeError(
-                f"the buffer cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; stop the process "
-                "that uses it, or set buffer.host and buffer.port"
-            ) from error
+        self._bind(endpoint)
+
+    def _bind(self, endpoint: str) -> None:
+        """A buffer that was killed may take a moment to let go of its address."""
+        deadline = time.monotonic() + BIND_S
+        while True:
+            try:
+                self._socket.bind(endpoint)
+                return
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EADDRINUSE and time.monotonic() < deadline:
+                    time.sleep(BIND_AGAIN_S)
+                    continue
+                self.close()
+                raise RuntimeError(
+                    f"the buffer cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}; stop the process "
+                    "that uses it, or set buffer.host and buffer.port"
+                ) from error
 
     def wake(self) -> None:
         """Make `receive` return. The only method for other threads."""

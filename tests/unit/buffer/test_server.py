@@ -115,7 +115,8 @@ def test_unreachable_is_a_timeout_by_the_deadline(spec):
         assert time.monotonic() - started < 2
 
 
-def test_a_taken_port_is_one_clear_sentence(spec, tmp_path):
+def test_a_taken_port_is_one_clear_sentence(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr("buffer.transport.BIND_S", 0.0)
     with serving(spec), client(spec) as buffer:
         buffer.call(Status(), TIMEOUT_S)
         other = replace(spec, run_dir=tmp_path / "other")

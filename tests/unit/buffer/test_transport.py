@@ -1,5 +1,6 @@
 """The socket's thread: what waits is bounded, order holds, and its failure is not silent."""
 
+import socket
 import time
 
 import pytest
@@ -25,6 +26,15 @@ def ends(spec):
     yield server, raw
     raw.close()
     server.close()
+
+
+def test_the_address_of_a_buffer_that_is_still_ending_is_waited_for(spec, monkeypatch):
+    with socket.socket() as killed:
+        host, port = spec.buffer_endpoint.removeprefix("tcp://").split(":")
+        killed.bind((host, int(port)))
+        killed.listen()
+        monkeypatch.setattr(transport.time, "sleep", lambda _: killed.close())
+        Transport(spec.buffer_endpoint, RunFolder(spec.run_dir).read_keys(), 1).close()
 
 
 def take(server, count):
