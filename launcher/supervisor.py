@@ -25,6 +25,7 @@ FINISH_GRACE_S = 30.0  # the same after the last step
 STATUS_EVERY_S = 1.0
 MAX_BUFFER_RESTARTS = 10
 BACK_AT_THE_BUFFER_S = 30.0  # of an actor, after the buffer was started again
+MOST_ADDED = 1024  # actors at once, whatever slip of the finger asks for more than any cluster has room for
 STEADY_S = 60.0  # a unit that lived this long is restarted without delay
 LONGEST_DELAY_S = 30.0
 
@@ -272,7 +273,7 @@ class Supervisor:
             self._buffer.drain(deaf)  # the buffer may have been away when it was first asked
 
     def _add_actors(self, count: int) -> None:
-        specs = more_actors(self._of_kind("actor"), count)
+        specs = more_actors(self._of_kind("actor"), min(count, MOST_ADDED))
         room = self._roles.room(specs)
         self._units += [Unit(spec.role, spec.name, [spec], added=True) for spec in specs[:room]]
         names = ", ".join(spec.name for spec in specs[:room])

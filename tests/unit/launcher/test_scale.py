@@ -12,7 +12,7 @@ from buffer.client import BufferRefused
 from buffer.messages import Heartbeat, Hello, Scale, Status
 from configs.load import dump_toml
 from configs.run_folder import RunFolder
-from launcher import live
+from launcher import live, supervisor
 from launcher.buffer_link import BufferLink
 from launcher.interfaces import Died, Done, End
 from launcher.preflight import PreflightError
@@ -99,6 +99,13 @@ def test_without_room_the_run_settles_for_what_there_is_and_says_so():
     assert "there is room for 1 of 3 more actors: the run goes on with 3 actors" in [
         event.text for event in run.events
     ]
+
+
+def test_a_number_beyond_all_reason_is_not_prepared_for(monkeypatch):
+    monkeypatch.setattr(supervisor, "MOST_ADDED", 2)
+    run = scaled(running(), 5)
+    assert actors_started(run) == ["actor-0", "actor-1", "actor-2", "actor-3"]
+    assert run.buffer.actors_wanted == 4
 
 
 def test_an_added_actor_that_cannot_start_is_given_up_and_the_run_goes_on():
