@@ -15,7 +15,18 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, Protocol, Required, get_type_hints
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Protocol,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import docstring_parser
 from pydantic import (
@@ -136,12 +147,18 @@ def read_signature(fn: Callable[..., Any], name: str, method: bool = False) -> S
         _refuse_kind(parameter, name)
         if parameter.name not in hints:
             raise BadTool(f"tool {name!r}: parameter {parameter.name!r} needs a type hint")
-        if hints[parameter.name] is ToolContext:
+        if _is_context(hints[parameter.name]):
             context_parameter = parameter.name
         else:
             fields[parameter.name] = _field(parameter, hints[parameter.name], texts.get(parameter.name))
-    adapter = _adapter(name, fields)
-    return Signature(description, _parameters_schema(adapter), context_parameter, adapter)
+    adapter, schema = _adapter(name, fields)
+    return Signature(description, schema, context_parameter, adapter)
+
+
+def _is_context(hint: Any) -> bool:
+    """`ToolContext`, also with metadata or `| None`."""
+    wrapped = get_origin(hint) in (Annotated, Union, UnionType)
+    return hint is ToolContext or (wrapped and any(map(_is_context, get_args(hint))))
 
 
 def _refuse_kind(parameter: inspect.Parameter, name: str) -> None:
@@ -161,30 +178,51 @@ def _refuse_kind(parameter: inspect.Parameter, name: str) -> None:
 def _type_hints(fn: Callable[..., Any], name: str) -> dict[str, Any]:
     try:
         return get_type_hints(fn, include_extras=True)
-    except NameError as error:
+    except (NameError, SyntaxError, TypeError) as error:
         raise BadTool(
             f"tool {name!r}: a type hint cannot be resolved ({error}); import the type at module level"
         ) from error
 
 
 def _field(parameter: inspect.Parameter, hint: Any, text: str | None) -> Any:
-    """One entry of the TypedDict. A default is shown to the model if JSON can express it."""
+    """One entry of the TypedDict. A default is shown to the model if JSON can express it, and accepted when
+    the model writes it out: `n: int = None` takes null."""
     if parameter.default is inspect.Parameter.empty:
         return Required[Annotated[hint, Field(description=text)]]
+    if parameter.default is None:
+        hint = hint | None
     extra: dict[str, Any] = {}
     with contextlib.suppress(TypeError, ValueError):  # an object: the model need only know it is optional
         extra["default"] = json.loads(json.dumps(parameter.default))
     return NotRequired[Annotated[hint, Field(description=text, json_schema_extra=extra)]]
 
 
-def _adapter(name: str, fields: dict[str, Any]) -> TypeAdapter[Any]:
-    arguments = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
-    arguments.__pydantic_config__ = _CONFIG  # pyright: ignore[reportAttributeAccessIssue]
+def _adapter(name: str, fields: dict[str, Any]) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    """The validator and the schema that it keeps."""
     try:
-        return TypeAdapter(arguments)
+        return _typed_dict(fields)
     except (PydanticSchemaGenerationError, PydanticUserError) as error:
         reason = str(error).splitlines()[0]
-        raise BadTool(f"tool {name!r}: a parameter's type has no JSON form ({reason})") from error
+        raise BadTool(
+            f"tool {name!r}: the type of parameter {_without_form(fields)!r} has no JSON form ({reason})"
+        ) from error
+
+
+def _without_form(fields: dict[str, Any]) -> str:
+    """The first field that no schema can be made for."""
+    for field, hint in fields.items():
+        try:
+            _typed_dict({field: hint})
+        except (PydanticSchemaGenerationError, PydanticUserError):
+            return field
+    return ", ".join(fields)
+
+
+def _typed_dict(fields: dict[str, Any]) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    arguments = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+    arguments.__pydantic_config__ = _CONFIG  # pyright: ignore[reportAttributeAccessIssue]
+    adapter = TypeAdapter(arguments)
+    return adapter, _parameters_schema(adapter)
 
 
 def _parameters_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:

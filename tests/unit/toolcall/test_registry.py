@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -67,6 +68,27 @@ def test_c9_the_context_parameter_is_not_in_the_schema():
     assert "context" not in weather.schema()["function"]["parameters"]["properties"]
     with pytest.raises(InvalidArguments, match="unknown argument 'context'"):
         weather.validate({"place": {"city": "Rome"}, "unit": "celsius", "context": {}})
+
+
+def test_c9_an_optional_context_is_the_context_too():
+    @tool
+    def seen(word: str, context: ToolContext | None = None) -> str:
+        """Same."""
+        return f"{word} {context.trajectory_id if context else ''}"
+
+    assert list(seen.schema()["function"]["parameters"]["properties"]) == ["word"]
+    assert seen.bind({"word": "a"}, ToolContext("t1"))() == "a t1"
+
+
+def test_a_default_of_none_is_accepted_where_the_model_writes_it_out():
+    @tool
+    def cut(text: str, width: int = None) -> str:  # noqa: RUF013 # pyright: ignore[reportArgumentType]
+        """Same."""
+        return text[:width]
+
+    assert cut.schema()["function"]["parameters"]["properties"]["width"]["default"] is None
+    assert cut.validate({"text": "a", "width": None}) == {"text": "a", "width": None}
+    assert cut.validate({"text": "a", "width": "3"}) == {"text": "a", "width": 3}
 
 
 def test_numpy_docstrings_describe_parameters():
@@ -197,6 +219,16 @@ def _no_json(x: Tool) -> str:
     return x.name
 
 
+def _no_json_schema(y: int, x: Callable[[int], int]) -> int:
+    """Same."""
+    return x(y)
+
+
+def _broken_hint(x: "list[int") -> int:  # noqa: F722 # pyright: ignore
+    """Same."""
+    return x
+
+
 def _unresolved(x: Nowhere) -> str:  # noqa: F821 # pyright: ignore
     """Same."""
     return str(x)
@@ -216,7 +248,9 @@ async def _stream(x: int):
         (_no_hint, "'x' needs a type hint"),
         (_positional, "positional-only"),
         (answer, "is a tag of the call syntax"),
-        (_no_json, "has no JSON form"),
+        (_no_json, "type of parameter 'x' has no JSON form"),
+        (_no_json_schema, "type of parameter 'x' has no JSON form"),
+        (_broken_hint, "'_broken_hint': a type hint cannot be resolved"),
         (_unresolved, "Nowhere"),
         (_stream, "yields"),
         (Place, "give 'city' a default"),
