@@ -90,20 +90,34 @@ def _mended(arguments: dict[str, Any], errors: list[ValidationError]) -> dict[st
     """A copy in which text that reads as the wanted type has become it, and numbers text. None: no such."""
     mended = copy.deepcopy(arguments)
     changed = False
-    for error in errors:
-        if error.validator == "type" and error.absolute_path:
+    for error, wanted in _wrong_types(errors):
+        value = _read_as(wanted, error.instance)
+        if error.absolute_path and value is not None:
             *parents, last = error.absolute_path
             holder: Any = mended
             for part in parents:
                 holder = holder[part]
-            value = _read_as(error.validator_value, error.instance)
-            changed = changed or value is not None
-            holder[last] = error.instance if value is None else value
+            holder[last] = value
+            changed = True
     return mended if changed else None
 
 
-def _read_as(wanted: Any, value: Any) -> Any:
-    """wanted: a JSON type or a list of them."""
+def _wrong_types(errors: Iterable[ValidationError]) -> Iterable[tuple[ValidationError, list[str]]]:
+    """Where a value has none of the JSON types that it may have; of alternatives all of theirs."""
+    for error in errors:
+        if error.validator == "type":
+            wanted: Any = error.validator_value
+            yield error, wanted if isinstance(wanted, list) else [wanted]
+        elif error.context:
+            inner = list(_wrong_types(error.context))
+            here = [wanted for each, wanted in inner if not each.relative_path]
+            if here:
+                yield error, [kind for wanted in here for kind in wanted]
+            yield from ((each, wanted) for each, wanted in inner if each.relative_path)
+
+
+def _read_as(wanted: list[str], value: Any) -> Any:
+    """wanted: JSON types."""
     if isinstance(value, int | float) and not isinstance(value, bool) and "string" in wanted:
         return str(value)
     if not isinstance(value, str):

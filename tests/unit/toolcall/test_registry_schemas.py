@@ -18,6 +18,11 @@ SCHEMA: dict[str, Any] = {
         "place": {"$ref": "#/$defs/place"},
         "when": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]},
         "exact": {"type": "boolean"},
+        "limit_mm": {
+            "anyOf": [{"type": "integer"}, {"type": "null"}]
+        },  # an optional one, as MCP servers say it
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "hours": {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
     },
     "required": ["city"],
     "additionalProperties": False,
@@ -55,6 +60,11 @@ def test_a_call_goes_through_the_executor_with_its_context():
         ({"exact": "True"}, {"exact": True}),
         ({"place": '{"x": 1, "y": 2}'}, {"place": {"x": 1, "y": 2}}),
         ({"place": {"x": "1.5", "y": 0}}, {"place": {"x": 1.5, "y": 0}}),
+        ({"limit_mm": "3"}, {"limit_mm": 3}),
+        ({"note": 5}, {"note": "5"}),
+        ({"hours": "[1, 2]"}, {"hours": [1, 2]}),
+        ({"hours": ["1", 2]}, {"hours": [1, 2]}),
+        ({"when": '{"x": 1, "y": 2}'}, {"when": {"x": 1, "y": 2}}),
     ],
 )
 def test_c7_a_value_with_one_sensible_reading_is_mended(given, taken):
@@ -73,6 +83,7 @@ def test_c7_a_value_with_one_sensible_reading_is_mended(given, taken):
         ({"place": {"x": 1}}, "argument 'place.y' is missing"),
         ({"when": {"x": 1}}, "argument 'when.y' is missing"),
         ({"city": None}, "argument 'city': input should be string, but got None"),
+        ({"limit_mm": "three"}, "argument 'limit_mm': input .*but got 'three'"),
         ({"limit": 3}, r"unknown argument 'limit'.* The arguments are: city, days \(optional\)"),
     ],
 )
