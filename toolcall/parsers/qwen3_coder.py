@@ -93,8 +93,8 @@ class Qwen3CoderParser(MessageSyntax):
             value, end = read_value(text, 0)
         except BrokenJson:
             return text
-        if text[end:].strip() or ("string" in types and isinstance(value, str)):
-            return text
+        if text[end:].strip() or ("string" in types and types.isdisjoint(_types_of(value))):
+            return text  # `{"a": 1}` for an optional string is the text of a file, say
         return value
 
 
@@ -122,6 +122,24 @@ def _end_of_broken(text: str, marker: re.Match[str]) -> int:
             return following.start()
         position = following.end()
     return len(text)
+
+
+def _types_of(value: Any) -> set[str]:
+    """What a schema may say to allow a value that is no text."""
+    match value:
+        case None:
+            return {"null", "any"}
+        case bool():
+            return {"boolean", "any"}
+        case int():
+            return {"integer", "number", "any"}
+        case float():
+            return {"number", "any"}
+        case list():
+            return {"array", "any"}
+        case dict():
+            return {"object", "any"}
+    return set()
 
 
 def _types(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int = 8) -> set[str]:

@@ -31,6 +31,8 @@ SCHEMAS = [
                     "exact": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
                     "mode": {"$ref": "#/$defs/Mode"},
                     "any": {},
+                    "note": {"anyOf": [STRING, {"type": "null"}]},
+                    "size": {"type": ["string", "integer"]},
                 },
                 "required": ["q"],
                 "$defs": {"Mode": {"enum": ["fast", "slow"], "type": "string"}},
@@ -388,6 +390,12 @@ def coder(key, value):
         ("any", "3", 3),
         ("any", "a word", "a word"),
         ("extra", "3", "3"),
+        ("note", '{"a": 1}', '{"a": 1}'),
+        ("note", "1.50", "1.50"),
+        ("note", "true", "true"),
+        ("note", "null", None),
+        ("size", "3", 3),
+        ("size", "3.0", "3.0"),
     ],
 )
 def test_c7_the_schema_decides_what_unquoted_text_is(key, text, value):
