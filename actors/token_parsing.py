@@ -36,11 +36,11 @@ def read_response(
         response = respond()
     except Exception as error:  # noqa: BLE001 - whatever the package trips over is the model's text: data
         reason = f"the turn could not be read ({type(error).__name__}: {error}); write plain, smaller calls"
-        return ParsedTurn((ParseFailure("call_0", reason, position=(0, len(whole))),), whole)
+        return ParsedTurn((ParseFailure("call_0", reason, position=(0, len(whole))),), whole, thinking)
     spans = _positions(response.tool_calls, ids, whole, text)
     kept = _outside_thinking(whole, spans, thinking)
     found = [_read(response.tool_calls[i], spans[i], truncated) for i in kept]
-    return ParsedTurn(with_ids(found), response.content)
+    return ParsedTurn(with_ids(found), response.content, thinking)
 
 
 def _positions(

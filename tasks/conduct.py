@@ -9,7 +9,6 @@ import re
 
 from tasks.reward import reward
 from tasks.types import Episode
-from toolcall.parsers.thinking import without_thinking
 from toolcall.types import Outcome, ToolResult
 
 UNREADABLE = (Outcome.PARSE_ERROR, Outcome.INVALID_ARGUMENTS, Outcome.UNKNOWN_TOOL)
@@ -50,13 +49,13 @@ def tool_efficiency(episode: Episode, calls_needed: int = 1) -> float:
 
 @reward(weight=0.1)
 def answer_format(episode: Episode, tag: str = "answer") -> float:
-    """1 if the model wrote exactly one `<answer>…</answer>` and ended with it, else 0."""
+    """1 if the model wrote exactly one `<answer>…</answer>`, not empty, and ended with it, else 0."""
     if not episode.turns:
         return 0.0
-    written = [without_thinking(turn).strip() for turn in episode.turns]
+    written = [spoken.strip() for spoken in episode.spoken]
     opened = sum(turn.count(f"<{tag}>") for turn in written)
     closed = sum(turn.count(f"</{tag}>") for turn in written)
-    pattern = rf"<{re.escape(tag)}>.+?</{re.escape(tag)}>\Z"
+    pattern = rf"<{re.escape(tag)}>\s*\S.*?</{re.escape(tag)}>\Z"
     return float(opened == closed == 1 and re.search(pattern, written[-1], re.DOTALL) is not None)
 
 

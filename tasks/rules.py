@@ -27,7 +27,6 @@ from pydantic import AfterValidator
 from tasks.conduct import no_wasted_calls, well_formed_calls
 from tasks.reward import reward
 from tasks.types import Episode
-from toolcall.parsers.thinking import without_thinking
 from toolcall.types import ParseFailure, Parser, ToolCall, ToolResult
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -44,15 +43,15 @@ def extract_answer(episode: Episode, tag: str = "answer") -> str | None:
     if not tag:
         return final_text(episode)
     pattern = re.compile(rf"<{re.escape(tag)}>((?:(?!<{re.escape(tag)}>).)*?)</{re.escape(tag)}>", re.DOTALL)
-    for turn in reversed(episode.turns):
-        if found := pattern.findall(without_thinking(turn)):
+    for spoken in reversed(episode.spoken):
+        if found := pattern.findall(spoken):
             return found[-1].strip()
     return None
 
 
 def final_text(episode: Episode) -> str:
     """The last turn without its thinking, stripped."""
-    return without_thinking(episode.turns[-1]).strip() if episode.turns else ""
+    return episode.spoken[-1].strip() if episode.turns else ""
 
 
 def normalise(text: str) -> str:

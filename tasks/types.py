@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from toolcall.parsers.thinking import without_thinking
 from toolcall.registry import Tool
 from toolcall.types import ParsedTurn, Parser, ToolContext, ToolResult
 
@@ -39,6 +40,12 @@ class Episode:
     def text(self) -> str:
         """Everything the model wrote itself. Tool text is not in it (see CASES R4)."""
         return "\n".join(self.turns)
+
+    @property
+    def spoken(self) -> tuple[str, ...]:
+        """Each turn without its thinking, also where the prompt had opened it or nothing closes it."""
+        begun = [turn.thinking for turn in self.parsed] or [False] * len(self.turns)
+        return tuple(without_thinking(t, thinking=b) for t, b in zip(self.turns, begun, strict=True))
 
     @property
     def transcript(self) -> str:

@@ -57,6 +57,7 @@ class ParsedTurn:
 
     calls: tuple[ToolCall | ParseFailure, ...] = ()
     text: str = ""  # the turn without its calls and thinking sections
+    thinking: bool = False  # the prompt had opened a thinking section, in which the turn begins
 
 
 @dataclass(frozen=True)

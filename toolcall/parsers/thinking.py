@@ -86,16 +86,16 @@ def scan(
             if len(found) > MAX_CALLS and (section_seen or not _CLOSER.search(text, position)):
                 position = len(text)
     pieces.append(text[position:])
-    return ParsedTurn(with_ids(found, make_id), "".join(pieces).strip())
+    return ParsedTurn(with_ids(found, make_id), "".join(pieces).strip(), thinking)
 
 
-def without_thinking(text: str) -> str:
-    """`text` with its thinking sections removed."""
+def without_thinking(text: str, *, thinking: bool = False) -> str:
+    """`text` with its thinking sections removed. `thinking`: it begins inside one."""
 
     def no_markers(match: re.Match[str]) -> tuple[Sequence[Found], int]:
         raise AssertionError(f"{match[0]!r} is not a thinking tag")
 
-    return scan(text, _THINKING_ONLY, no_markers).text
+    return scan(text, _THINKING_ONLY, no_markers, thinking=thinking).text
 
 
 def tags_in(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from actors.agent_loop import run_episode
 from actors.engine import EngineDied
 from buffer.messages import StopReason
 from tasks import Reward
+from tasks.rules import numeric_match
 from tests.unit.actors.support import make_lease, make_rollouts, make_task
 from toolcall import ToolContext, tool
 
@@ -104,6 +105,14 @@ def test_c2_a_stop_string_inside_thinking_does_not_end_the_turn():
     trajectory = finished.trajectory
     assert sum(trajectory.action_mask) == sum(turn.end - turn.start for turn in trajectory.turns)
     assert len(trajectory.turns) == 2 and finished.success
+
+
+def test_c2_an_answer_in_thinking_that_the_prompt_opened_earns_nothing():
+    task = make_task(prefill="<think>", rewards=[numeric_match])
+    rollouts, *_ = make_rollouts(["so <answer>84</answer>, or not<|im_end|>"], task=task)
+    assert roll(rollouts).trajectory.reward == 0.0
+    rollouts, *_ = make_rollouts(["so</think><answer>84</answer><|im_end|>"], task=task)
+    assert roll(rollouts).trajectory.reward == 1.0
 
 
 def test_c2_a_turn_of_stop_strings_that_complete_nothing_ends_at_its_limit():

@@ -137,6 +137,7 @@ def test_c2_a_call_in_thinking_is_not_a_call(text, count):
 def test_c2_the_prompt_may_have_opened_the_thinking():
     assert calls(f"Maybe {CALL}", prompt="<think>\n") == []
     assert len(calls(f"Maybe {CALL}</think>\n{CALL}", prompt="<think>\n")) == 1
+    assert parse("84", prompt="<think>\n").thinking and not parse("84").thinking
 
 
 def test_c3_an_unknown_tool_is_a_call_for_the_executor_to_refuse():

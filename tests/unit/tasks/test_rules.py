@@ -16,6 +16,7 @@ from tasks.conduct import (
 from tasks.rules import (
     exact_match,
     extract_answer,
+    final_text,
     json_schema,
     made_calls,
     numeric_match,
@@ -27,6 +28,7 @@ from tasks.rules import (
 from tests.unit.tasks.support import episode, result
 from toolcall import Outcome
 from toolcall.parsers import make_parser
+from toolcall.types import ParsedTurn
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,16 @@ from toolcall.parsers import make_parser
 )
 def test_the_answer_is_the_last_one_outside_thinking(turns, answer):
     assert extract_answer(episode(*turns)) == answer
+
+
+def test_an_answer_in_a_section_that_the_prompt_opened_and_nothing_closed_is_no_answer():
+    """As a template of a thinking model opens it: a turn cut in its thinking must not earn the reward."""
+    thought = episode("84, so <answer>84</answer> ends it. Wait,")
+    thought = replace(thought, parsed=(ParsedTurn(thinking=True),))
+    assert extract_answer(thought) is None and final_text(thought) == ""
+    assert exact_match(thought, "84") == answer_format(thought) == 0.0
+    closed = replace(thought, turns=("<answer>8</answer></think><answer>84</answer>",))
+    assert extract_answer(closed) == final_text(closed)[8:10] == "84" and answer_format(closed) == 1.0
 
 
 def test_r4_an_answer_in_tool_text_is_no_answer():
