@@ -30,8 +30,13 @@ from tasks.types import Episode
 from toolcall.types import ParseFailure, Parser, ToolCall, ToolResult
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+", re.ASCII)
+_OF_A_NUMBER = r"(?<!\w)-(?=\.?\d)|(?<!\w)\.(?=\d)|(?<=\d)(?:[-./:]|,(?!\d{3}(?!\d)))(?=\d)"
+_PUNCTUATION = re.compile(f"{_OF_A_NUMBER}|([{re.escape(string.punctuation)}])")
+_MINUS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-"})
+_THOUSANDS = re.compile("[,\u00a0\u2009\u202f]")  # comma, and the spaces that do not break a number
+_NUMBER = re.compile(
+    rf"[-+]?(?:(?:\d{{1,3}}(?:{_THOUSANDS.pattern}\d{{3}})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII
+)
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
@@ -58,9 +63,10 @@ def normalise(text: str) -> str:
     """Lower case, no punctuation, no articles, single spaces: the comparison of SQuAD (Rajpurkar 2016).
 
     Of a text that has nothing else, such as the choice "A", these stay, or every empty answer would equal it.
+    So do the signs of a number, or "-5" would be "5", "1.5" be "15" and "3/4" be "34".
     """
-    whole = unicodedata.normalize("NFKC", text).casefold()
-    words = whole.translate(_PUNCTUATION)
+    whole = unicodedata.normalize("NFKC", text).casefold().translate(_MINUS)
+    words = _PUNCTUATION.sub(lambda match: "" if match[1] else match[0], whole)
     return next((" ".join(t.split()) for t in (_ARTICLES.sub(" ", words), words, whole) if t.strip()), "")
 
 
@@ -77,11 +83,15 @@ def token_f1(given: str, expected: Any) -> float:
 
 def same_number(given: str, expected: Any, tolerance: float = 1e-6) -> bool:
     """`given` holds exactly one number, equal to `expected` within `tolerance` (relative above 1)."""
-    found = _NUMBER.findall(given)
+    found = _NUMBER.findall(given.translate(_MINUS))
     if len(found) != 1:
         return False
-    wanted = float(str(expected).replace(",", ""))
-    return abs(float(found[0].replace(",", "")) - wanted) <= tolerance * max(1.0, abs(wanted))
+    wanted = _as_float(str(expected).translate(_MINUS))
+    return abs(_as_float(found[0]) - wanted) <= tolerance * max(1.0, abs(wanted))
+
+
+def _as_float(text: str) -> float:
+    return float(_THOUSANDS.sub("", text))
 
 
 def made_calls(
@@ -160,6 +170,7 @@ def _is_valid(given: str, schema: dict[str, Any]) -> bool:
     fenced = _FENCE.findall(given)
     try:
         value = json.loads(fenced[-1] if fenced else given)
+        json.dumps(value, allow_nan=False)  # Python reads `NaN` and `1e999`, which JSON has not
     except (ValueError, RecursionError):
         return False
     return validator_for(schema)(schema).is_valid(value)

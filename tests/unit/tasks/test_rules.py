@@ -84,6 +84,17 @@ def test_r4_an_answer_in_tool_text_is_no_answer():
         ("the", "A", False),
         ("...", "A", False),
         ("+", "-", False),
+        ("-5", "5", False),
+        ("1.5", "15", False),
+        (".5", "5", False),
+        ("3/4", "34", False),
+        ("3-2", "32", False),
+        ("1,2", "12", False),
+        ("−5", "-5", True),
+        ("1,200.5 km.", "1200.5 km", True),
+        ("ca. 1990.", "ca 1990", True),
+        ("1990–95", "1990-95", True),
+        ("U.S.", "us", True),
     ],
 )
 def test_texts_are_compared_after_normalisation(given, expected, same):
@@ -97,6 +108,12 @@ def test_texts_are_compared_after_normalisation(given, expected, same):
         ("84.0 apples", 84, True),
         ("$1,200", "1200", True),
         ("-3", -3, True),
+        ("−3", -3, True),
+        ("−3", 3, False),
+        ("3", "−3", False),
+        ("1.2e3", 1200, True),
+        ("1\u202f200 km", "1\u00a0200", True),
+        ("1e999", 1200, False),
         ("0.3333333", 1 / 3, True),
         ("83 or 84", "84", False),  # a list of guesses is no answer
         ("eighty-four", "84", False),
@@ -179,6 +196,11 @@ def test_json_under_a_schema(text, valid):
     assert json_schema(episode(text), schema) == float(valid)
 
 
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", '{"x": [NaN]}'])
+def test_numbers_that_json_has_not_are_no_json(text):
+    assert json_schema(episode(text), {}) == 0.0
+
+
 @pytest.mark.parametrize(
     ("turns", "value"),
     [
@@ -187,6 +209,7 @@ def test_json_under_a_schema(text, valid):
         (["<answer>84</answer> indeed"], 0.0),
         (["<answer>1</answer>", "<answer>84</answer>"], 0.0),
         (["<answer></answer>"], 0.0),
+        (["<answer>\n</answer>"], 0.0),
         (["</answer><answer>"], 0.0),
         ([], 0.0),
     ],
