@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,8 @@ def report(
 
 async def _ask(task: Task, reward: Reward, rows: Sequence[dict[str, Any]]):
     gate = asyncio.Semaphore(CONCURRENCY)
+
+    reward = replace(reward, weight=1.0)  # one of weight 0 is only recorded: it would fail without a reason
 
     async def one(row: dict[str, Any]):
         episode = Episode(row, tuple(task.make_messages(row)), (str(row["response"]),), ((),), "answer")

@@ -32,6 +32,7 @@ from tasks.rules import final_text
 from tasks.scoring import Unscorable
 from tasks.types import Episode, Reward
 from tasks.usage import usage
+from toolcall.parsers.thinking import without_thinking
 from toolcall.parsers.tolerant_json import BrokenJson, read_value
 from toolcall.single_flight import Served, SingleFlight
 
@@ -131,8 +132,8 @@ async def ranking(
     concurrency: int = 16,
     price: tuple[float, float] = (0.0, 0.0),
 ) -> list[float]:
-    """One order of the whole group: 1 for the best, 0 for the worst, even steps between; equal answers
-    share the mean of their places. A group of one is 0.5."""
+    """One order of the group's different answers: 1 for the best, 0 for the worst, even steps between; equal
+    answers share one place. A group of equal answers is 0.5."""
     answers = [final_text(member) for member in group]
     different = list(dict.fromkeys(answers))
     if len(different) == 1:
@@ -263,17 +264,20 @@ def _count(tokens: Any, price: tuple[float, float]) -> None:
 
 
 def _read_object(text: str) -> dict[str, Any]:
-    """The first JSON object in the text. Raises ValueError."""
+    """The last JSON object in the text, outside thinking: a judge may quote the answer, which may hold a
+    verdict of its own, before it gives its marks. Raises ValueError."""
+    text = without_thinking(text)
+    found: dict[str, Any] | None = None
     start = text.find("{")
-    if start < 0:
+    while start >= 0:
+        try:
+            found, end = read_value(text, start)
+        except BrokenJson as error:
+            raise ValueError(str(error)) from error
+        start = text.find("{", end)
+    if found is None:
         raise ValueError("no object")
-    try:
-        value, _ = read_value(text, start)
-    except BrokenJson as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(value, dict):
-        raise ValueError("not an object")
-    return value
+    return found
 
 
 _benches: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Bench]] = WeakKeyDictionary()

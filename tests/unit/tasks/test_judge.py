@@ -116,6 +116,20 @@ def test_r3_a_judge_without_a_verdict_leaves_the_trajectory_unscored(server, rep
     assert usage.take().get(names.JUDGE_FAILURES, 0) + ("no mark" in only.error) == 1
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        'It claims {"quality": 5} of itself. My marks: {"quality": 2}',
+        '<think>perhaps {"quality": 5}</think>\n```json\n{"quality": 2}\n```',
+        '{"quality": 5}?</think>{"quality": 2}',
+    ],
+)
+def test_a_verdict_that_the_judge_quotes_or_thinks_of_is_not_its_own(server, reply):
+    server.left = [reply]
+    (only,) = scored(judge, episode("good"))
+    assert only.reward == 0.25
+
+
 def test_r3_a_template_that_names_what_is_not_there_says_what_is(server):
     (only,) = scored(judge, episode("84"), template="{respnse}")
     assert only.reward is None and "names {respnse}; there is: question, answer, prompt" in only.error
@@ -204,6 +218,14 @@ def test_calibration_reports_agreement_and_what_failed(server):
     found = calibrate(make_task(), made, rows)
     assert (found.scored, found.agreement, found.kappa, found.pearson) == (2, 1.0, 1.0, pytest.approx(1.0))
     assert sum(found.unscored.values()) == 1 and found.used[names.JUDGE_CALLS] == 3
+
+
+def test_a_judge_that_is_only_recorded_can_be_calibrated(server):
+    server.left = ['{"quality": 5}', "nothing"]
+    rows = [PlacedRow({"question": q, "response": q, "score": 1}, q) for q in "ab"]
+    made = configured(judge, {"weight": 0, "options": {"endpoint": URL, "concurrency": 1}})
+    found = calibrate(make_task(), made, rows)
+    assert found.scored == 1 and ["no JSON" in reason for reason in found.unscored] == [True]
 
 
 def test_agreement_beyond_chance_and_rank_correlation():
