@@ -154,7 +154,7 @@ async def run_episode(
         scored = Score(None, error=error) if error else await score(task.rewards, episode)
     finally:
         await clean_up(rollouts.executor, state.context)  # after the rewards, which may look at tools
-    success = error is None and task.success(episode)
+    success, scored = with_success(task, episode, scored)
     trajectory = state.recorder.finish(
         lease,
         index,
@@ -177,6 +177,20 @@ async def run_episode(
     return Finished(trajectory, episode, success)
 
 
+def with_success(task: Task, episode: Episode, scored: Score, whole: bool = False) -> tuple[bool, Score]:
+    """The task's own measure of an episode whose rewards are all known: not of an unscored one nor, unless
+    the `whole` group is scored, where a reward waits for the others. A measure that raises leaves the
+    trajectory unscored, as a reward does."""
+    waits = not whole and any(reward.sees_group for reward in task.rewards)
+    if scored.error is not None or waits:
+        return False, scored
+    try:
+        return bool(task.success(episode)), scored
+    except Exception as caught:  # noqa: BLE001 - a user's code: data, see above
+        reason = f"task.success: {type(caught).__name__}: {caught}"
+        return False, replace(scored, reward=None, error=reason)
+
+
 async def score_members(task: Task, members: Sequence[Finished], whole: bool = True) -> list[Finished]:
     """The members of one group with the values of the rewards that see the group, in the same order.
 
@@ -193,7 +207,7 @@ async def score_members(task: Task, members: Sequence[Finished], whole: bool = T
 def _with_score(task: Task, member: Finished, scored: Score) -> Finished:
     if member.trajectory.error is not None:
         return member
-    success = task.success(member.episode)
+    success, scored = with_success(task, member.episode, scored, whole=True)
     trajectory = replace(
         member.trajectory,
         reward=scored.reward,

@@ -21,7 +21,7 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI, BadRequestError, OpenAIError
 
-from actors.agent_loop import Finished, clean_up, infrastructure_error, tool_context
+from actors.agent_loop import Finished, clean_up, infrastructure_error, tool_context, with_success
 from actors.recorder import Recorder
 from buffer.messages import Lease, StopReason
 from configs.schema import TaskConfig
@@ -29,6 +29,7 @@ from tasks.scoring import score
 from tasks.types import Episode, Message, Score, Task
 from toolcall.executor import Executor
 from toolcall.parsers import make_parser
+from toolcall.parsers.results import shown
 from toolcall.types import ParsedTurn, ParseFailure, Parser, ToolCall, ToolContext, ToolResult
 
 REQUEST_TIMEOUT_S = 120.0
@@ -96,7 +97,8 @@ class Endpoint:
         seed = lease.seed % 2**31 + number  # within what servers take
         context = tool_context(lease, number, draw.row, self._task)
         schemas = [tool.schema() for tool in self._task.tools_of(draw.row)]
-        talk = Conversation(self._task.make_messages(draw.row), context, schemas)
+        messages = list(self._task.make_messages(draw.row))  # it grows; the task's own may be the row's
+        talk = Conversation(messages, context, schemas)
         prompt = tuple(talk.messages)
         try:
             stop_reason, error = await self._talk(talk, draw.temperature, seed)
@@ -113,6 +115,7 @@ class Endpoint:
             scored = Score(None, error=error) if error else await score(self._task.rewards, episode)
         finally:
             await clean_up(self._executor, context)
+        success, scored = with_success(self._task, episode, scored)
         trajectory = Recorder([]).finish(
             lease,
             number,
@@ -124,7 +127,7 @@ class Endpoint:
             error=scored.error,
             metrics={},
         )
-        return Finished(trajectory, episode, success=error is None and self._task.success(episode))
+        return Finished(trajectory, episode, success)
 
     async def _talk(self, talk: Conversation, temperature: float, seed: int) -> tuple[StopReason, str | None]:
         limit = self._limits.trajectory_timeout_s
@@ -191,11 +194,12 @@ class Endpoint:
         talk.results[-1] = results
         if talk.messages[-1].get("tool_calls"):
             talk.messages += [
-                {"role": "tool", "tool_call_id": result.call_id, "content": result.text} for result in results
+                {"role": "tool", "tool_call_id": result.call_id, "content": shown(result)}
+                for result in results
             ]
         else:
-            shown = "".join(self._parser.render_result(result, wrapped=True) for result in results)
-            talk.messages.append({"role": "user", "content": shown})
+            text = "".join(self._parser.render_result(result, wrapped=True) for result in results)
+            talk.messages.append({"role": "user", "content": text})
         return results
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from actors.agent_loop import run_episode
+from actors.agent_loop import run_episode, score_members
 from actors.engine import EngineDied
 from buffer.messages import StopReason
 from tasks import Reward
@@ -210,6 +210,32 @@ def test_r3_a_reward_that_raises_leaves_the_trajectory_unscored():
     rollouts, *_ = make_rollouts([ANSWER], task=make_task(rewards=[Reward("judge", broken)]))
     t = roll(rollouts).trajectory
     assert t.reward is None and "judge is down" in t.error
+
+
+def test_r3_a_success_that_raises_leaves_the_trajectory_unscored_and_the_actor_alive():
+    def success(episode):
+        return episode.scores["no such reward"] == 1.0
+
+    rollouts, *_ = make_rollouts([ANSWER], task=make_task(success=success))
+    finished = roll(rollouts)
+    assert finished.trajectory.reward is None and not finished.success
+    assert finished.trajectory.error == "task.success: KeyError: 'no such reward'"
+
+
+def test_success_is_asked_once_the_rewards_that_see_the_group_are_known():
+    def ranking(group):
+        return [1.0] * len(group)
+
+    task = make_task(
+        rewards=[Reward("ranking", ranking)], success=lambda episode: episode.scores["ranking"] == 1.0
+    )
+    rollouts, *_ = make_rollouts([ANSWER], task=task)
+    alone = roll(rollouts)
+    assert alone.trajectory.error is None and not alone.success
+    (member,) = asyncio.run(score_members(task, [alone]))
+    assert member.success and member.trajectory.metrics["success"] == 1.0
+    (lost,) = asyncio.run(score_members(task, [roll(make_rollouts([ANSWER], task=task)[0])], whole=False))
+    assert not lost.success and "an actor died" in lost.trajectory.error
 
 
 def test_a_tool_whose_server_is_gone_leaves_the_trajectory_unscored():

@@ -158,6 +158,31 @@ def test_r3_an_open_breaker_leaves_an_episode_unscored_as_in_training():
     assert refused.trajectory.reward is None and not refused.success
 
 
+def test_samples_of_one_prompt_do_not_see_each_other_where_the_task_hands_out_the_rows_messages():
+    asked = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["messages"])
+        return httpx.Response(200, json=message("<answer>84</answer>"))
+
+    async def scenario():
+        http = httpx.AsyncClient(transport=httpx.MockTransport(serve))
+        task = make_task("hermes", make_messages=lambda row: row["messages"])
+        row = {**ROW, "messages": [{"role": "user", "content": "12 times 7?"}]}
+        async with Endpoint("http://test/v1#m", TaskConfig(), task, http) as endpoint:
+            draw = Draw("sampled", 0, row, 0.7, 3, 2)
+            return [await endpoint.roll(draw, draw.lease(), number) for number in (0, 1)]
+
+    first, second = asyncio.run(scenario())
+    assert asked[0] == asked[1] and first.episode.messages == second.episode.messages
+
+
+def test_a_failed_call_is_told_as_in_training():
+    wrong = {**CALL, "function": {"name": "calculater", "arguments": "{}"}}
+    _, asked = roll(message(calls=[wrong], finish="tool_calls"), message("no"))
+    assert asked[1]["messages"][-1]["content"].startswith("error: there is no tool 'calculater'")
+
+
 def test_a_row_offers_its_own_tools_to_an_endpoint_too():
     @tool
     def weather(city: str) -> str:
