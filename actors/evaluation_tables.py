@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 DECODINGS = ("greedy", "sampled")
@@ -22,7 +23,7 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
 
 
 def _success(result: dict[str, Any]) -> Table:
-    table = Table(title=f"{result['task']}: {result['model']}", title_justify="left")
+    table = Table(title=escape(f"{result['task']}: {result['model']}"), title_justify="left")
     for column in ("decoding", "success (95 % interval)", "pass@k", "prompts", "samples", "unscored"):
         table.add_column(column)
     for decoding in DECODINGS:
@@ -45,15 +46,12 @@ def _details(result: dict[str, Any]) -> Table:
         part = result[decoding]
         rows = [("reward", _number(part["reward"]))]
         rows += [(f"component {name}", _number(e)) for name, e in part["components"].items()]
-        rows += [
-            (f"ended by {reason}", f"{it['count']} samples, success {it['success']:.1%}")
-            for reason, it in part["stop_reasons"].items()
-        ]
+        rows += [(f"ended by {reason}", _ended(it)) for reason, it in part["stop_reasons"].items()]
         rows += [(f"unscored: {count}", reason) for reason, count in part["errors"].items()]
         if len(part["seeds"]) > 1:
             rows += [(f"seed {seed}", f"success {mean:.1%}") for seed, mean in part["seeds"].items()]
         for number, row in enumerate(rows):
-            table.add_row(_name(decoding, part) if number == 0 else "", *row)
+            table.add_row(_name(decoding, part) if number == 0 else "", *map(escape, row))
         table.add_section()
     return table
 
@@ -66,7 +64,7 @@ def _used(used: dict[str, float]) -> Table:
 
 
 def _against(against: dict[str, Any]) -> Table:
-    table = Table(title=f"difference to {against['file']}, paired by prompt", title_justify="left")
+    table = Table(title=escape(f"difference to {against['file']}, paired by prompt"), title_justify="left")
     for column in ("decoding", "success", "reward", "prompts"):
         table.add_column(column)
     for decoding in DECODINGS:
@@ -79,6 +77,11 @@ def _against(against: dict[str, Any]) -> Table:
 
 def _name(decoding: str, part: dict[str, Any]) -> str:
     return decoding if decoding == "greedy" else f"sampled, T = {part['temperature']:g}"
+
+
+def _ended(samples: dict[str, Any]) -> str:
+    success = samples["success"]
+    return f"{samples['count']} samples, " + ("none scored" if success is None else f"success {success:.1%}")
 
 
 def _percent(estimate: dict[str, Any]) -> str:

@@ -201,8 +201,10 @@ def _by_seed(samples: Sequence[Sample]) -> list[tuple[int, float]]:
     return [(seed, _mean([float(s.success) for s in samples if s.seed == seed])) for seed in seeds]
 
 
-def _share(samples: Sequence[Sample], reason: str) -> float:
-    return _mean([float(sample.success) for sample in samples if sample.stop_reason == reason])
+def _share(scored: Sequence[Sample], reason: str) -> float | None:
+    """The success of those that ended so; None if none of them was scored."""
+    ended = [float(sample.success) for sample in scored if sample.stop_reason == reason]
+    return _mean(ended) if ended else None
 
 
 def _mean(values: Sequence[float]) -> float:

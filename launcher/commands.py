@@ -87,7 +87,7 @@ def check(config: Path | None, overrides: Sequence[str]) -> int:
     _heading(console, "machine")
     console.print(resources.words, highlight=False, soft_wrap=True)
     for line in found:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for part in mixture.parts:
         _show_task(console, part, len(mixture.parts) > 1)
         config_of_part = loaded.config.model_copy(update={"task": part.limits})
@@ -247,7 +247,7 @@ def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Se
             result = ask(task, by_name[name], rows)
     except BadData as error:
         raise PreflightError(str(error)) from error
-    table = Table(title=f"{name} against people's scores", title_justify="left", show_header=False)
+    table = Table(title=escape(f"{name} against people's scores"), title_justify="left", show_header=False)
     for label, value in asdict(result).items():
         if label in ("unscored", "used"):
             continue
@@ -255,7 +255,7 @@ def calibrate(config: Path | None, data: Path, reward: str | None, overrides: Se
     for label, value in sorted(result.used.items()):
         table.add_row(label, f"{value:,.6g}")
     for reason, count in result.unscored.items():
-        table.add_row(f"unscored: {count}", reason)
+        table.add_row(f"unscored: {count}", escape(reason))
     console.print(table)
     return 0 if result.scored else 1
 

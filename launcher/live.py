@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from buffer.messages import StatusReply
@@ -47,7 +48,7 @@ def status(run: Path, console: Console) -> None:
     table = Table("role", "state", "weights", "leases", "last heard")
     for role in reply.roles:
         heard = f"{role.seconds_since_heard:.1f} s ago"
-        table.add_row(role.name, role.state, f"v{role.version}", str(role.leases), heard)
+        table.add_row(role.name, escape(role.state), f"v{role.version}", str(role.leases), heard)
     console.print(table)
     balance = "balances" if reply.balanced else "DOES NOT BALANCE"
     console.print(f"ledger {balance}: {in_words(reply.ledger)}", highlight=False)

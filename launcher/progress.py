@@ -55,7 +55,7 @@ def picture(view: RunView) -> RenderableType:
     rows.add_row("tools", _tools(view))
     rows.add_row("buffer", _buffer(view))
     rows.add_row("balance", view.balance.advice if view.balance else "–")
-    rows.add_row("last", view.last_event)
+    rows.add_row("last", Text(view.last_event))  # a tool's words may look like markup
     title = Text.assemble(("slipstream ", "bold"), (view.name, "cyan"))
     return Panel(rows, box=ROUNDED, title=title, title_align="left", width=_WIDTH, border_style="dim")
 

@@ -52,7 +52,8 @@ def try_call(console: Console, tasks: Sequence[Task], call: ToolCall) -> bool:
     task = next((task for task in tasks if call.name in _offered(task)), tasks[0])
     result = run(_run(task, call))
     seconds = result.span.ended - result.span.started
-    console.print(f"{result.name}: {result.outcome} in {seconds:.3f} s", style="bold", highlight=False)
+    said = f"{result.name}: {result.outcome} in {seconds:.3f} s"
+    console.print(said, style="bold", highlight=False, markup=False)
     console.print(result.text, highlight=False, markup=False, soft_wrap=True)
     return result.outcome is Outcome.OK
 

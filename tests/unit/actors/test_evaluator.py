@@ -124,7 +124,8 @@ def test_the_result_is_shown_with_intervals_components_and_the_difference(tmp_pa
 
 def test_why_samples_are_unscored_is_shown_and_an_evaluation_without_scores_has_no_number(tmp_path):
     samples, _ = rolled(tmp_path / "x.jsonl")
-    down = [replace(sample, error="endpoint: APIConnectionError: refused") for sample in samples]
+    why = "endpoint: APIConnectionError: refused; [/INST] [b]"  # a model's words may look like markup
+    down = [replace(sample, error=why) for sample in samples]
     result = {"task": "sums", "model": "m"}
     for decoding in ("greedy", "sampled"):
         part = summarise(s for s in down if s.decoding == decoding)
@@ -133,5 +134,6 @@ def test_why_samples_are_unscored_is_shown_and_an_evaluation_without_scores_has_
     for table in tables(result):
         screen.print(table)
     shown = screen.file.getvalue()
-    assert "unscored: 8" in shown and "APIConnectionError" in shown
+    assert "unscored: 8" in shown and "APIConnectionError: refused; [/INST] [b]" in shown
+    assert "8 samples, none scored" in shown
     assert "nothing scored" in shown and "nan" not in shown

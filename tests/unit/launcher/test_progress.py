@@ -121,7 +121,7 @@ def test_a_step_done_again_after_a_restart_replaces_its_row():
 def test_the_picture_shows_every_part_of_the_run():
     run = view()
     run.take(status(2, ("actor", "actor-0", 99.0, ACTOR), ("learner", "learner-0", 99.0, learner(2))), 100.0)
-    run.last_event = "17:20:01 actor-0 died"
+    run.last_event = "17:20:01 actor-0 died [/INST]"
     shown = text(picture(run))
     for words in (
         "my-run",
@@ -134,7 +134,7 @@ def test_the_picture_shows_every_part_of_the_run():
         "0.80 mean, 2 max, weights v2",
         "2.5 ms a call, 5% failed, 40 calls in the last minute",
         "3 of 8 groups ready, 9 running, dropped 8 zero_variance",
-        "17:20:01 actor-0 died",
+        "17:20:01 actor-0 died [/INST]",
     ):
         assert words in shown, words
 
