@@ -5,21 +5,23 @@ the rewards alone:
 
     data = "mbpp.jsonl", rewards = [{ use = "tasks.code:passes_tests", fields = { tests = "test_list" } }]
 
-Invariant: code that crashes, hangs, exits early or prints what tests would print passes no test; only a
-machine without a working sandbox leaves a trajectory unscored. Called by `tasks.loading`.
+Invariant: code that crashes, hangs, exits early, prints what tests would print or returns what equals
+everything passes no test; only a machine without a working sandbox leaves a trajectory unscored. Called by
+`tasks.loading`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+from tasks.code_judge import PASSED
 from tasks.code_problems import GRADES, problem
 from tasks.conduct import well_formed_calls
 from tasks.reward import reward
@@ -38,18 +40,13 @@ SYSTEM = {
 LIMITS = Limits(wall_s=10, cpu_s=5, memory_mb=256)
 HELD_OUT_SEED = -1
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_JUDGE = Path(__file__).with_name("code_judge.py").read_text(encoding="utf-8")
 _DRIVER = """
-import json as _json
-_space = {{"__name__": "solution"}}
-exec(compile({code!r}, "solution.py", "exec"), _space)
-_passed = []
-for _test in _json.loads({tests!r}):
-    try:
-        exec(_test, _space)
-        _passed.append(True)
-    except Exception:
-        _passed.append(False)
-print("\\n" + {nonce!r} + _json.dumps(_passed))
+import builtins
+def _judge(space):
+    exec({judge!r}, space)
+    space["run"]({code!r}, {tests!r}, {nonce!r})
+_judge({{"__builtins__": dict(vars(builtins))}})
 """
 
 
@@ -62,12 +59,21 @@ def final_code(episode: Episode) -> str | None:
 async def run_tests(code: str, tests: Sequence[str]) -> list[bool]:
     """Which of the `assert …` lines hold after `code`. Raises SandboxUnavailable."""
     nonce = secrets.token_hex(16)  # the verdict is the line that begins with it, not what the code prints
-    driver = _DRIVER.format(code=code, tests=json.dumps(list(tests)), nonce=nonce)
-    result = await _sandbox().run(driver)
-    for line in reversed(result.stdout.splitlines()):
-        if result.ok and line.startswith(nonce):
-            return json.loads(line.removeprefix(nonce))
-    return [False] * len(tests)
+    result = await _sandbox().run(driver(code, tests, nonce))
+    return verdict_in(result.stdout, nonce, len(tests)) if result.ok else [False] * len(tests)
+
+
+def driver(code: str, tests: Sequence[str], nonce: str) -> str:
+    """The program that runs `tests` after `code`: see `tasks.code_judge`."""
+    return _DRIVER.format(judge=_JUDGE, code=code, tests=list(tests), nonce=nonce)
+
+
+def verdict_in(output: str, nonce: str, count: int) -> list[bool]:
+    """What that program said of its `count` tests; none holds if it said nothing whole."""
+    for line in reversed(output.splitlines()):
+        if line.startswith(nonce) and len(line) == len(nonce) + count:
+            return [digit == PASSED for digit in line[len(nonce) :]]
+    return [False] * count
 
 
 @reward(timeout=60)
