@@ -11,7 +11,9 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from configs.schema import TaskConfig
 from tasks.data import PromptTemplate, split
@@ -107,7 +109,23 @@ def _options(make: Callable[..., Any], config: TaskConfig, given: Mapping[str, A
             raise BadTask(
                 f"task.options has no {option!r} for {config.name!r}; it takes: {', '.join(names) or 'none'}"
             )
-    return {**config.options, **{name: value for name, value in given.items() if name in parameters}}
+    typed = {name: _typed(make, name, value) for name, value in config.options.items()}
+    return {**typed, **{name: value for name, value in given.items() if name in parameters}}
+
+
+def _typed(make: Callable[..., Any], option: str, value: Any) -> Any:
+    """`value` as the function's type hint has it. Choices of words are left to the function."""
+    try:
+        hint = get_type_hints(make, include_extras=True).get(option, Any)
+    except (NameError, TypeError):  # hints of names that only a type checker imports; no function
+        return value
+    if hint is Any or get_origin(hint) is Literal:
+        return value
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise BadTask(f"task.options.{option} = {value!r} is refused: {reason}") from None
 
 
 def _data_task(config: TaskConfig, config_dir: Path) -> Task:

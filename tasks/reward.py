@@ -61,6 +61,8 @@ def arguments_of(reward: Reward, episode: Episode, group: Sequence[Episode] = ()
         if name in available or name in RESERVED_NAMES or field not in episode.row:
             continue
         value = episode.row[field]
+        if isinstance(value, float) and math.isnan(value):
+            value = None  # as tables write what is missing; "nan" would be the right answer
         if value is not None or _takes_none(reward.fn, name):
             available[name] = _typed(reward.fn, name, value, f"reward {reward.name!r}: {field}")
         elif parameter.default is inspect.Parameter.empty:  # "None" would be the right answer

@@ -109,20 +109,42 @@ def made_calls(
     return pairs
 
 
+def _answerable(answer: Any) -> Any:
+    items = _accepted(answer)
+    if not items or any(item is None or not str(item).strip() for item in items):
+        raise ValueError("it is empty, so an empty answer or none would be right; give the right one")
+    return answer
+
+
+def _numeric(answer: Any) -> Any:
+    try:
+        _as_float(str(answer).translate(_MINUS))
+    except ValueError:
+        raise ValueError("it is no number; give digits alone") from None
+    return answer
+
+
 @reward
-def exact_match(episode: Episode, answer: Any, tag: str = "answer") -> float:
+def exact_match(
+    episode: Episode, answer: Annotated[Any, AfterValidator(_answerable)], tag: str = "answer"
+) -> float:
     """1 if the model's `<answer>` is the row's answer after normalisation, else 0."""
     return _compare(episode, tag, lambda given: same_text(given, answer))
 
 
 @reward
-def f1(episode: Episode, answer: Any, tag: str = "answer") -> float:
+def f1(episode: Episode, answer: Annotated[Any, AfterValidator(_answerable)], tag: str = "answer") -> float:
     """Word overlap of the model's `<answer>` with the row's answer, 0 to 1."""
     return _compare(episode, tag, lambda given: token_f1(given, answer))
 
 
 @reward
-def numeric_match(episode: Episode, answer: Any, tolerance: float = 1e-6, tag: str = "answer") -> float:
+def numeric_match(
+    episode: Episode,
+    answer: Annotated[Any, AfterValidator(_numeric)],
+    tolerance: float = 1e-6,
+    tag: str = "answer",
+) -> float:
     """1 if the one number in the model's `<answer>` is the row's answer, else 0."""
     return _compare(episode, tag, lambda given: same_number(given, answer, tolerance))
 

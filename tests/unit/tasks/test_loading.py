@@ -125,6 +125,32 @@ def test_a_data_task_has_prompts_tools_and_rewards(folder):
     assert not task.tools_in_prompt and task.parser is None  # the chat template decides
 
 
+@pytest.mark.parametrize(
+    ("rule", "answer", "says"),
+    [
+        ("exact_match", '""', "answer = '' is refused: it is empty"),
+        ("exact_match", "[]", r"answer = \[\] is refused: it is empty"),
+        ("f1", '["a", " "]', "is refused: it is empty"),
+        ("exact_match", "NaN", "asks for 'answer', which is null"),
+        ("exact_match", "null", "asks for 'answer', which is null"),
+        ("numeric_match", '"$5"', r"answer = '\$5' is refused: it is no number"),
+        ("numeric_match", "[5]", "is refused: it is no number"),
+    ],
+)
+def test_an_answer_that_nobody_or_nothing_could_give_is_refused_with_its_line(folder, rule, answer, says):
+    rows = f'{{"question": "a", "answer": 5}}\n{{"question": "b", "answer": {answer}}}'
+    (folder / "bad.jsonl").write_text(rows)
+    config = data_config(data="bad.jsonl", rewards=[f"tasks.rules:{rule}"])
+    with pytest.raises(BadReward, match=f"bad.jsonl line 2: .*{says}"):
+        load_task(config, folder, seed=0)
+
+
+@pytest.mark.parametrize(("option", "value"), [("shots", "many"), ("train_size", [1]), ("shots", 2.5)])
+def test_an_option_of_another_type_is_refused_by_its_name(folder, option, value):
+    with pytest.raises(BadTask, match=f"task.options.{option} = .* is refused: Input should be a valid int"):
+        load_task(TaskConfig(name="calculator", options={option: value}), folder, seed=0)
+
+
 def test_success_of_a_data_task_is_its_first_reward_at_1(folder):
     task = load_task(data_config(), folder, seed=0)
     for text, succeeded in (("It is 84", True), ("It is 7", False)):
