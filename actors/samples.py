@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -114,7 +114,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Sample], int]:
 
 def summarise(samples: Iterable[Sample]) -> dict[str, Any]:
     """Success with its interval, pass@k, reward, components and stop reasons of one decoding's samples."""
-    everything = list(samples)
+    everything = _by_row(samples)
     scored = [sample for sample in everything if sample.error is None]
     success = mean_over_prompts([*_by_prompt(scored, _success).values()], proportion=True)
     return {
@@ -143,6 +143,7 @@ def summarise(samples: Iterable[Sample]) -> dict[str, Any]:
 def difference(ours: Sequence[Sample], theirs: Sequence[Sample]) -> dict[str, Any]:
     """Ours minus theirs, prompt by prompt, for the prompts that both have. Raises BadSamples if none."""
     result: dict[str, Any] = {}
+    ours, theirs = _by_row(ours), _by_row(theirs)
     for decoding in sorted({sample.decoding for sample in ours}):
         first, second = (
             [s for s in side if s.decoding == decoding and s.error is None] for side in (ours, theirs)
@@ -157,6 +158,18 @@ def difference(ours: Sequence[Sample], theirs: Sequence[Sample]) -> dict[str, An
     if not result:
         raise BadSamples("the two evaluations have no prompt and decoding in common; evaluate the same task")
     return result
+
+
+def _by_row(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples, `prompt` telling rows apart that have one prompt (and other files, tools or answers): they
+    are as many prompts."""
+    everything = list(samples)
+    rows: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for prompt, task, index in sorted({(s.prompt, s.task, s.prompt_index) for s in everything}):
+        rows[prompt].append((task, index))
+    return [
+        replace(s, prompt=f"{s.prompt} {rows[s.prompt].index((s.task, s.prompt_index))}") for s in everything
+    ]
 
 
 def _success(sample: Sample) -> float:

@@ -1,5 +1,7 @@
 """Samples files: resumable, belonging to one evaluation, comparable."""
 
+from dataclasses import replace
+
 import pytest
 
 from actors.samples import BadSamples, Sample, SampleFile, difference, read_samples, summarise
@@ -68,6 +70,17 @@ def test_success_is_a_mean_over_prompts_and_errors_are_not_failures():
     assert found["reward"]["mean"] == 0.75
     assert found["stop_reasons"] == {"answer": {"count": 5, "success": 0.75}}
     assert found["errors"] == {"tool search: gone": 1}
+
+
+def test_rows_with_one_prompt_are_as_many_prompts():
+    """As where the files that a trajectory works on, and not the question, tell rows apart."""
+    rows = [replace(sample(i, success=i < 3), prompt="same") for i in range(4)]
+    found = summarise([*rows, sample(9, success=False)])
+    assert (found["n"], found["success"]) == (5, 0.6) and list(found["pass_at_k"]) == [1]
+    before = [replace(sample(i, success=i == 3), prompt="same") for i in range(4)]
+    lost = [replace(row, error="gone") if row.prompt_index == 0 else row for row in rows]
+    assert difference(lost, before)["sampled"]["success"]["mean"] == pytest.approx(1 / 3)
+    assert difference(lost, before)["sampled"]["success"]["n"] == 3
 
 
 def test_seeds_and_components_are_told_apart():
