@@ -19,6 +19,7 @@ from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 PASSED, FAILED = "1", "0"
+_SEQUENCES: tuple[Any, ...] = (list, tuple)
 _HOLDS = "__holds__"  # the name under which rewritten tests call `holds`
 
 
@@ -55,10 +56,9 @@ def _rewritten(test: str) -> Any:
 class _Comparisons(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
-        operators = [ast.Constant(type(each).__name__) for each in node.ops]
-        call = ast.Call(ast.Name(_HOLDS, ast.Load()), [ast.List(operators, ast.Load())], [])
-        call.args += [node.left, *node.comparators]
-        return ast.copy_location(call, node)
+        operators: list[ast.expr] = [ast.Constant(type(each).__name__) for each in node.ops]
+        arguments = [ast.List(operators, ast.Load()), node.left, *node.comparators]
+        return ast.copy_location(ast.Call(ast.Name(_HOLDS, ast.Load()), arguments, []), node)
 
 
 def holds(operators: list[str], *values: Any) -> Any:
@@ -72,7 +72,7 @@ def holds(operators: list[str], *values: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> Any:
-    for kind in (list, tuple):
+    for kind in _SEQUENCES:
         if isinstance(a, kind) and isinstance(b, kind):
             ours, theirs = [*kind.__iter__(a)], [*kind.__iter__(b)]
             return len(ours) == len(theirs) and all(map(_same, ours, theirs))
@@ -105,7 +105,7 @@ def _is_own(value: Any, method: str) -> bool:
 
 
 def _among(value: Any, box: Any) -> Any:
-    for kind in (list, tuple):
+    for kind in _SEQUENCES:
         if isinstance(box, kind):
             return any(_same(value, each) for each in kind.__iter__(box))
     if _is_own(value, "__eq__") or _is_own(box, "__contains__"):
