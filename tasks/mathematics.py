@@ -61,7 +61,9 @@ def _prepare_worker() -> None:
 
 
 def _delimited(text: str) -> str:
-    """Without delimiters the library takes the last number it finds: "3 or 4" would equal 4."""
+    """Without delimiters the library takes the last number it finds: "3 or 4" would equal 4. An amount's
+    `\\$` is none."""
+    text = text.replace("\\$", "")
     return text if "$" in text or "\\boxed" in text else f"${text}$"
 
 
