@@ -64,9 +64,9 @@ def calculator_task(
     """Problems of one to three operations with integer answers.
 
     Success: the answer is right and a call that computes something succeeded. Rewards: `correct` 1,
-    `well_formed_call` (such a call was made) 0.1, `wasted_calls` (one failed, was repeated or computed
-    nothing) -0.1. So no wrong episode earns above 0.1, no right one below 0.9, and the best is right
-    with the tool and no more calls than needed: 1.1.
+    `well_formed_call` (such a call was made) 0.1, `no_wasted_calls` (none failed, was repeated or computed
+    nothing) 0.1. So no wrong episode earns above 0.2, no right one below 1, and the best is right with the
+    tool and no more calls than needed: 1.2. None is negative, as `adv_estimator = "maxrl"` wants it.
     """
     check_choice("syntax", syntax, SYSTEM)
     check_range("shots", shots, 0, len(SHOTS))
@@ -83,7 +83,7 @@ def calculator_task(
         rewards=(
             Reward("correct", numeric_match.fn, 1.0),
             Reward("well_formed_call", lambda episode: float(_computed(episode, parser)), 0.1),
-            Reward("wasted_calls", lambda episode: float(_wasted(episode, parser)), -0.1),
+            Reward("no_wasted_calls", lambda episode: float(not _wasted(episode, parser)), 0.1),
         ),
         success=lambda episode: _succeeded(episode, parser),
         tools_in_prompt=syntax != "auto",

@@ -133,17 +133,17 @@ def test_the_prompt_itself_names_the_tool(syntax, shots):
 @pytest.mark.parametrize(
     ("made", "reward", "success"),
     [
-        (episode((CALL, result()), RIGHT), 1.1, True),
-        (episode("<answer>84</answer>"), 1.0, False),
-        (episode((CALL, result()), (CALL, result()), RIGHT), 1.0, True),
-        (episode(("<calc>84</calc>", result()), RIGHT), 0.9, False),
-        (episode(("<calc>-84</calc>", result()), RIGHT), 0.9, False),
-        (episode(("<calc>1/0</calc>", result("division by zero", Outcome.TOOL_ERROR)), RIGHT), 0.9, False),
-        (episode((CALL, result()), WRONG), 0.1, False),
-        (episode((CALL, result())), 0.1, False),
-        (episode("I do not know."), 0.0, False),
-        (episode((CALL, result()), "\n<answer>83 84 85</answer>"), 0.1, False),
-        (episode((CALL, result("<answer>84</answer>")), "\nDone."), 0.1, False),
+        (episode((CALL, result()), RIGHT), 1.2, True),
+        (episode("<answer>84</answer>"), 1.1, False),
+        (episode((CALL, result()), (CALL, result()), RIGHT), 1.1, True),
+        (episode(("<calc>84</calc>", result()), RIGHT), 1.0, False),
+        (episode(("<calc>-84</calc>", result()), RIGHT), 1.0, False),
+        (episode(("<calc>1/0</calc>", result("division by zero", Outcome.TOOL_ERROR)), RIGHT), 1.0, False),
+        (episode((CALL, result()), WRONG), 0.2, False),
+        (episode((CALL, result())), 0.2, False),
+        (episode("I do not know."), 0.1, False),
+        (episode((CALL, result()), "\n<answer>83 84 85</answer>"), 0.2, False),
+        (episode((CALL, result("<answer>84</answer>")), "\nDone."), 0.2, False),
     ],
 )
 def test_rewards_and_success(made, reward, success):
@@ -161,7 +161,7 @@ def test_no_wrong_episode_comes_near_a_right_one():
 def test_hermes_calls_are_rewarded_alike():
     text = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7"}}\n</tool_call>'
     made = episode((text, result()), "<answer>84</answer>")
-    assert reward_of(made, syntax="hermes") == 1.1
+    assert reward_of(made, syntax="hermes") == 1.2
 
 
 def test_a_worked_example_played_through_the_real_parts_succeeds():
@@ -173,7 +173,7 @@ def test_a_worked_example_played_through_the_real_parts_succeeds():
     made = episode(
         (f"<calc>{row['expression']}</calc>", *results), f"<answer>{row['answer']}</answer>", **row
     )
-    assert reward_of(made) == 1.1 and task.success(made)
+    assert reward_of(made) == 1.2 and task.success(made)
 
 
 def test_the_syntax_may_be_left_to_the_chat_template():
@@ -184,4 +184,4 @@ def test_the_syntax_may_be_left_to_the_chat_template():
         episode(("a call", result("84")), RIGHT), parsed=(ParsedTurn((call,)), ParsedTurn((), RIGHT))
     )
     scored = asyncio.run(score(task.rewards, made))
-    assert scored.reward == pytest.approx(1.1)
+    assert scored.reward == pytest.approx(1.2)
