@@ -182,6 +182,20 @@ def count_demonstrations(loaded: LoadedConfig) -> int:
     return len(rows)
 
 
+def check_rewards(config: RunConfig, mixture: Mixture) -> None:
+    """Raises PreflightError for a penalty under an estimator that wants none."""
+    if config.learner.adv_estimator != "maxrl":
+        return
+    for task in (part.task for part in mixture.parts):
+        for reward in task.rewards:
+            if reward.weight < 0:
+                raise PreflightError(
+                    "learner.adv_estimator = 'maxrl' reads rewards as probabilities of success, and "
+                    f"{reward.name!r} of {task.name} has weight {reward.weight:g}; give it 0 or more, or "
+                    "choose grpo"
+                )
+
+
 def plan(config: RunConfig) -> Resources:
     return plan_resources(config, usable_cores(), find_gpus())
 
@@ -194,6 +208,7 @@ def prepare_run(loaded: LoadedConfig, folder: RunFolder) -> Run:
     check_learner(config, resources.device)
     endpoint = choose_endpoint(config)
     mixture = read_tasks(loaded)
+    check_rewards(config, mixture)
     evaluated_prompts(config, mixture)
     demonstrations = count_demonstrations(loaded) if config.sft.data else 0
     for line in prepare_tools(mixture):

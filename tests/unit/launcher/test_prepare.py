@@ -1,6 +1,7 @@
 """From a config to a run folder and to what each role is told."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from configs.run_folder import RunFolder
 from launcher import prepare
 from launcher.preflight import PreflightError
 from launcher.prepare import (
+    check_rewards,
     existing_folder,
     measure_prompts,
     new_folder,
@@ -18,6 +20,7 @@ from launcher.prepare import (
     read_tasks,
 )
 from launcher.train import notes
+from tasks.mixture import load_mixture
 
 
 @pytest.fixture
@@ -50,6 +53,17 @@ def test_a_folder_with_a_run_in_it_is_refused_with_both_mends(tmp_path):
 def test_only_a_run_folder_can_be_resumed(tmp_path):
     with pytest.raises(PreflightError, match="is no run folder"):
         existing_folder(tmp_path)
+
+
+def test_maxrl_refuses_a_penalty_before_anything_starts(tmp_path):
+    mixture = load_mixture(load_config(None, []).config.task, tmp_path, seed=0)
+    (part,) = mixture.parts
+    penalty = replace(part.task.rewards[0], weight=-0.5)
+    harsh = replace(part, task=replace(part.task, rewards=(penalty,)))
+    config = load_config(None, ["--learner.adv_estimator", "maxrl"]).config
+    check_rewards(config, mixture)
+    with pytest.raises(PreflightError, match=r"'correct' of calculator has weight -0\.5; give it 0 or more"):
+        check_rewards(config, replace(mixture, parts=(harsh,)))
 
 
 def test_the_folder_says_what_the_run_is_and_a_resumed_run_keeps_its_id(loaded, tmp_path):
