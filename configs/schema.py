@@ -79,6 +79,14 @@ class TaskConfig(Section):
     trajectory_timeout_s: Seconds = 300
     """Wall clock of one trajectory, tools included."""
 
+    @property
+    def max_sampled_tokens(self) -> int:
+        """The most tokens that a trajectory may sample; of a mix, whose recipes have turns of their own, at
+        most what the engine takes."""
+        if self.mix:
+            return self.max_trajectory_tokens
+        return min(self.max_turns * self.max_tokens_per_turn, self.max_trajectory_tokens)
+
     @model_validator(mode="after")
     def _refuse_bad_servers(self) -> TaskConfig:
         for name, server in self.mcp.items():
@@ -238,7 +246,12 @@ class RunConfig(Section):
                 f"actors.group_size = {actors.group_size} leaves nothing to compare: "
                 f"adv_estimator {learner.adv_estimator!r} needs at least 2"
             )
-        longest = min(self.task.max_turns * self.task.max_tokens_per_turn, self.task.max_trajectory_tokens)
+        if learner.overlong_buffer_tokens and self.task.mix:
+            raise ValueError(
+                "learner.overlong_buffer_tokens needs the one length limit of the run, and each recipe of "
+                "task.mix has its own; take the reward `tasks.conduct:overlong` in the recipes instead"
+            )
+        longest = self.task.max_sampled_tokens
         if learner.overlong_buffer_tokens > longest:
             raise ValueError(
                 f"learner.overlong_buffer_tokens = {learner.overlong_buffer_tokens} is more than the "

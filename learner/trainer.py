@@ -105,7 +105,7 @@ class Trainer:
         self.probe_tokens = task.max_trajectory_tokens - 1  # what an engine takes, with a token to sample
         self.settings = BatchSettings(
             learner=learner,
-            max_sequence_tokens=min(task.max_turns * task.max_tokens_per_turn, task.max_trajectory_tokens),
+            max_sequence_tokens=task.max_sampled_tokens,
             world=world,
             hidden_size=self.policy.hf.config.get_text_config().hidden_size,
         )

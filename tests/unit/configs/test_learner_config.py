@@ -42,6 +42,10 @@ TWO_UPDATES = ["--learner.minibatches", "2"]
             "turns included",
         ),
         (["--learner.overlong_buffer_tokens", "500"], "every one would be punished"),
+        (
+            ["--task.mix", '[{"config": "code_cpu.toml"}]', "--learner.overlong_buffer_tokens", "50"],
+            "each recipe of task.mix has its own",
+        ),
         (["--actors.group_size", "1"], "leaves nothing to compare"),
         (["--actors.top_p", "0.9"], "no nucleus"),
         (["--actors.engine", '{"logprobs_mode": "raw_logprobs"}'], "the distribution that was sampled"),
@@ -58,6 +62,13 @@ def test_what_cannot_be_is_refused_with_the_reason(overrides, reason):
 def test_a_group_of_one_is_enough_for_a_critic():
     alone = ["--actors.group_size", "1", "--buffer.min_group_survivors", "1"]
     assert load_config(None, [*alone, "--learner.adv_estimator", "gae"]).config.actors.group_size == 1
+
+
+def test_the_longest_answer_of_a_mix_is_not_that_of_the_turns_it_ignores():
+    mix = ["--task.mix", '[{"config": "code_cpu.toml"}]', "--task.max_trajectory_tokens", "5000"]
+    assert load_config(None, mix).config.task.max_sampled_tokens == 5000
+    turns = ["--task.max_turns", "3", "--task.max_tokens_per_turn", "50"]
+    assert load_config(None, turns).config.task.max_sampled_tokens == 150
 
 
 @pytest.mark.parametrize(
