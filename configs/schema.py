@@ -246,6 +246,12 @@ class RunConfig(Section):
                 f"actors.group_size = {actors.group_size} leaves nothing to compare: "
                 f"adv_estimator {learner.adv_estimator!r} needs at least 2"
             )
+        if actors.group_size < 2 and buffer.drop_zero_variance:
+            raise ValueError(
+                f"actors.group_size = {actors.group_size} with buffer.drop_zero_variance would wait for "
+                "ever: a group of one has no variance, so each would be dropped; "
+                "set buffer.drop_zero_variance = false"
+            )
         if learner.overlong_buffer_tokens and self.task.mix:
             raise ValueError(
                 "learner.overlong_buffer_tokens needs the one length limit of the run, and each recipe of "

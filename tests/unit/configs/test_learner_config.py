@@ -60,8 +60,18 @@ def test_what_cannot_be_is_refused_with_the_reason(overrides, reason):
 
 
 def test_a_group_of_one_is_enough_for_a_critic():
-    alone = ["--actors.group_size", "1", "--buffer.min_group_survivors", "1"]
-    assert load_config(None, [*alone, "--learner.adv_estimator", "gae"]).config.actors.group_size == 1
+    alone = [
+        "--actors.group_size",
+        "1",
+        "--buffer.min_group_survivors",
+        "1",
+        "--learner.adv_estimator",
+        "gae",
+    ]
+    with pytest.raises(ConfigError, match="each would be dropped"):
+        load_config(None, alone)
+    keeps = [*alone, "--buffer.drop_zero_variance", "false"]
+    assert load_config(None, keeps).config.actors.group_size == 1
 
 
 def test_the_longest_answer_of_a_mix_is_not_that_of_the_turns_it_ignores():
