@@ -156,8 +156,14 @@ def _compare_turns(members: list[Sample], tokens: list[np.ndarray], config: Lear
 
 
 def _by_turn(sample: Sample) -> np.ndarray:
-    turns = int(sample.turn_of[-1]) + 1 if len(sample.turn_of) else 0
-    return np.bincount(sample.turn_of, weights=sample.earned(), minlength=turns)
+    """r_k of each turn, also of one whose tokens expired: what it earned stays its own."""
+    told = len(sample.turn_rewards)
+    turns = max(told, int(sample.turn_of[-1]) + 1 if len(sample.turn_of) else 0)
+    earned = np.zeros(turns)
+    earned[:told] = sample.turn_rewards
+    np.subtract.at(earned, sample.turn_of, sample.penalty)
+    earned[-1:] += sample.reward - sample.turn_rewards.sum()
+    return earned
 
 
 # --- over the batch -------------------------------------------------------------------------------

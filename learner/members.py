@@ -81,9 +81,10 @@ def _sample(
 ) -> Sample:
     assert trajectory.reward is not None
     nothing = np.zeros(len(targets))
+    sampled = int(np.count_nonzero(trajectory.versions >= 0))  # expired tokens, which are no targets, too
     return Sample(
         group=group,
-        reward=trajectory.reward + overlong_penalty(len(targets), longest, config),
+        reward=trajectory.reward + overlong_penalty(sampled, longest, config),
         turn_of=turn_of(trajectory, targets),
         turn_rewards=np.array([turn.reward for turn in trajectory.turns]),
         penalty=nothing,

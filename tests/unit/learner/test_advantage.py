@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from buffer.batches import mask_expired
 from buffer.messages import Batch
 from learner.advantage import GROUP_RELATIVE, Sample, advantages, group_advantages, overlong_penalty
 from learner.batch import plan
@@ -12,7 +13,7 @@ def sample(reward, tokens=2, group=0, turn_of=None, turn_rewards=(), penalty=Non
     return Sample(
         group=group,
         reward=reward,
-        turn_of=np.zeros(tokens, dtype=np.int64) if turn_of is None else np.array(turn_of),
+        turn_of=np.zeros(tokens, dtype=np.int64) if turn_of is None else np.array(turn_of, dtype=np.int64),
         turn_rewards=np.array(turn_rewards, dtype=np.float64),
         penalty=np.zeros(tokens) if penalty is None else np.array(penalty),
         values=np.zeros(tokens) if values is None else np.array(values),
@@ -155,6 +156,20 @@ def test_a_turn_that_only_one_member_reached_gets_nothing():
     assert of(samples, adv_estimator="grpo", turn_credit="group")[0][1] == 0.0
 
 
+def test_group_credit_compares_turns_as_they_were_earned_where_one_has_expired():
+    """`on_stale = "mask"`: neither a later turn nor the other members' comparison may notice."""
+    settings = {"adv_estimator": "dr_grpo", "turn_credit": "group", "turn_discount": 0.5}
+    other = sample(1.0, 3, turn_of=[0, 1, 2], turn_rewards=[0.0, 0.5, 0.0])
+    rewards = [2.0, 0.25, 0.0]
+    whole = of([other, sample(3.0, 3, turn_of=[0, 1, 2], turn_rewards=rewards)], **settings)
+    first = of([other, sample(3.0, 2, turn_of=[1, 2], turn_rewards=rewards)], **settings)
+    middle = of([other, sample(3.0, 2, turn_of=[0, 2], turn_rewards=rewards)], **settings)
+    gone = of([other, sample(3.0, 0, turn_of=[], turn_rewards=rewards)], **settings)
+    assert first == [whole[0], whole[1][1:]]
+    assert middle == [whole[0], [whole[1][0], whole[1][2]]]
+    assert gone == [whole[0], []]
+
+
 def test_a_turns_reward_is_earned_by_its_last_token():
     one = sample(2.0, 4, turn_of=[0, 0, 1, 1], turn_rewards=[0.5, 0.25])
     np.testing.assert_allclose(one.earned(), [0, 0.5, 0, 1.5])
@@ -225,3 +240,12 @@ def test_an_overlong_answer_loses_reward_in_the_plan():
     )
     assert [s.reward for s in made.samples] == [1.0, 0.0]
     assert sorted(set(made.updates[0].ranks[0][0].advantages.tolist())) == [-0.5, 0.5]
+
+
+def test_expired_tokens_count_for_the_length_that_is_punished():
+    one = trajectory(0, 0, [5, 6], [8] * 4, [1] * 4, reward=1.0)
+    made = plan(
+        Batch(2, 1, ((mask_expired(one, 1), trajectory(0, 1, [5, 6], [7], [1], version=1)),)),
+        settings(max_sequence_tokens=4, overlong_buffer_tokens=2),
+    )
+    assert [s.reward for s in made.samples] == [0.0, 0.0]
