@@ -156,7 +156,7 @@ def complete(taken: Snapshot, checkpoints: Path, keep: int, keep_best: int) -> P
     work.rename(target)
     _sync_folder(checkpoints)
     found = complete_ones(checkpoints)
-    best = sorted(found, key=lambda p: (score_of(p), step_of(p)))[len(found) - keep_best :]
+    best = sorted(found, key=lambda p: (score_of(p), step_of(p)), reverse=True)[:keep_best]
     for old in set(found) - set(found[-keep:]) - set(best):
         _drop(old)
     return target

@@ -424,6 +424,13 @@ def test_the_newest_and_the_best_checkpoints_are_kept(model_folder, tmp_path):
     assert Checkpointer(trainer, tmp_path, 1, 1).oldest_step() == 10  # the buffer need not keep for step 2
 
 
+def test_no_checkpoint_is_dropped_while_there_are_fewer_than_the_best_to_keep(model_folder, tmp_path):
+    trainer = make(model_folder)
+    for step in (1, 2, 3):
+        save(trainer, Progress(step, step), tmp_path, keep=1, keep_best=4, score=step)
+    assert [p.name for p in checkpoint.complete_ones(tmp_path)] == ["step-1", "step-2", "step-3"]
+
+
 def test_the_next_step_trains_while_a_checkpoint_is_written(model_folder, tmp_path, monkeypatch):
     """What is written is the state at `start`, and nobody is told before it is complete."""
     trainer = make(model_folder)
