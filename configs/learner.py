@@ -148,9 +148,13 @@ class LearnerConfig(BaseModel):
         return self.minibatches * self.ppo_epochs
 
     @property
+    def trains_critic(self) -> bool:
+        return self.adv_estimator == "gae" and self.policy_loss != "sft"
+
+    @property
     def needs_model_outputs(self) -> bool:
         """Advantages depend on logprobs or values of the learner's own model."""
-        return self.use_kl_in_reward or self.adv_estimator == "gae"
+        return self.policy_loss != "sft" and (self.use_kl_in_reward or self.adv_estimator == "gae")
 
     @model_validator(mode="after")
     def _refuse_what_has_no_meaning(self) -> LearnerConfig:

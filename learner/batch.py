@@ -154,7 +154,7 @@ def plan(batch: Batch, settings: BatchSettings) -> Plan:
     """Cut a batch into updates, ranks and micro-batches. Every rank computes the same plan.
 
     Advantages are those without KL in the reward and without a critic; what these say of the tokens needs a
-    forward pass: see `Plan.advantages`.
+    forward pass: see `Plan.advantages`. With `policy_loss = "sft"` there are none: all are 0.
     """
     config = settings.learner
     members = read_members(batch, config, settings.max_sequence_tokens)
@@ -176,7 +176,7 @@ def plan(batch: Batch, settings: BatchSettings) -> Plan:
         groups_without_contrast=sum(has_no_contrast(_rewards(group)) for group in batch.groups),
         imbalance=_imbalance(rows),
     )
-    if config.needs_model_outputs or not members.samples:
+    if config.policy_loss == "sft" or config.needs_model_outputs or not members.samples:
         return result
     nothing = np.zeros(result.tokens_sampled)
     return result.with_advantages(result.advantages(config, nothing, nothing)[0])

@@ -80,7 +80,7 @@ class Trainer:
         self.policy = load_policy(
             model_path,
             gradient_checkpointing=learner.gradient_checkpointing,
-            critic=learner.adv_estimator == "gae",
+            critic=learner.trains_critic,
             **load,
         )
         if learner.lora_rank:

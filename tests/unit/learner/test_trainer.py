@@ -248,6 +248,23 @@ def test_sft_learns_the_demonstrations_whatever_their_reward(model_folder):
     assert losses[0] == pytest.approx(np.log(320), rel=0.1) and losses[-1] < losses[0] - 0.3
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [{"adv_estimator": "gae"}, {"adv_estimator": "maxrl"}, {"use_kl_in_reward": True, "kl_coef": 0.1}],
+)
+def test_sft_ignores_how_the_recipe_turns_rewards_into_advantages(model_folder, recipe):
+    """`launch.py sft` takes a recipe's section as it is: neither a critic nor a reward below 0 may matter."""
+    batch = random_batch()
+    bad = tuple(tuple(dataclasses.replace(t, reward=t.reward - 2.0) for t in group) for group in batch.groups)
+    trained = []
+    for changes in ({}, recipe):
+        trainer = make(model_folder, policy_loss="sft", lr=1e-3, warmup_steps=0, **changes)
+        trainer.train_step(dataclasses.replace(batch, groups=bad))
+        assert trainer.policy.critic is None
+        trained.append(weights_of(trainer))
+    assert all(torch.equal(trained[0][name], tensor) for name, tensor in trained[1].items())
+
+
 def test_engine_and_learner_that_disagree_are_said_loudly(model_folder, capsys):
     trainer = make(model_folder)
     agreed = trainer.train_step(with_behaviour_of(trainer, random_batch()))
