@@ -21,6 +21,9 @@ from learner.logprobs import LogprobHead
 # Scalings between hidden states and logits which `LogprobHead` does not know.
 _UNKNOWN_SCALINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
+# Layers that see other tokens only by the attention which keeps the sequences of a packed row apart.
+_KEEP_APART = {"full_attention", "sliding_attention", "moe"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -63,6 +66,13 @@ class Policy(nn.Module):
                 raise ValueError(
                     f"{type(model).__name__} scales its logits ({name}); Slipstream cannot train it yet"
                 )
+        others = sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KEEP_APART)
+        if others or getattr(model, "_is_stateful", False):
+            raise ValueError(
+                f"{type(model).__name__} mixes tokens outside plain attention "
+                f"({', '.join(others) or 'it keeps a state'}), so in a packed row one trajectory would see "
+                "another; Slipstream cannot train it yet"
+            )
         model.set_output_embeddings(LogprobHead(head, temperature, float32=fp32_lm_head))
         self.hf = model
         self.critic: nn.Linear | None = None

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM
 
 from learner import attention
 from learner.batch import plan
@@ -149,6 +149,22 @@ def test_a_model_that_scales_its_logits_is_refused(model_folder):
     model.config.final_logit_softcapping = 30.0
     with pytest.raises(ValueError, match="final_logit_softcapping"):
         Policy(model, 1.0)
+
+
+def test_a_model_whose_layers_would_leak_from_one_packed_trajectory_into_the_next_is_refused(tmp_path):
+    """A convolution runs over the whole row: attention alone keeps sequences apart."""
+    config = Lfm2Config(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    )
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"outside plain attention \(conv\)"):
+        tree_policy(tmp_path)
 
 
 def test_a_block_longer_than_the_sliding_window_is_refused(model_folder):
