@@ -210,12 +210,16 @@ def test_epochs_go_over_the_batch_again_against_the_same_start(model_folder):
     trainer.engine.step = lambda: steps.append(step())
     metrics = trainer.train_step(batch)
     assert len(steps) == 1 and metrics[names.RATIO_MEAN] == pytest.approx(1.0)
+    once = metrics
     trainer = make(model_folder, lr=5e-3, warmup_steps=0, ppo_epochs=2, minibatches=2)
     step = trainer.engine.step
     trainer.engine.step = lambda: steps.append(step())
     metrics = trainer.train_step(batch)
     assert len(steps) == 1 + 4
     assert abs(metrics[names.RATIO_MEAN] - 1) > 1e-3
+    assert metrics[names.TOKENS_UNPACKED] == 2 * once[names.TOKENS_UNPACKED]  # computed in both epochs
+    assert metrics[names.TOKENS_PACKED] == 2 * once[names.TOKENS_PACKED]
+    assert metrics[names.TOKENS_TRAINED] == once[names.TOKENS_TRAINED]
 
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "sapo", "dppo"])
