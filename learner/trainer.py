@@ -30,12 +30,12 @@ from learner.policy import Policy, choose_attention, load_policy
 from learner.statistics import StepStatistics, batch_metrics, disagreement
 from metrics import names
 
-_MAX_SKIPS_IN_A_ROW = 3
+_MAX_SKIPS_IN_A_ROW = 3  # steps
 _GATHER_BYTES = 256 * 2**20  # of weights gathered at once under ZeRO-3
 
 
 class TrainingDiverged(EndsRun):
-    """Several updates in a row had NaN or Inf in loss or gradients."""
+    """In several steps in a row every update had NaN or Inf in loss or gradients."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Trainer:
     def train_step(self, batch: Batch) -> dict[str, float]:
         """Train on `batch` (the same on every rank) and return the step's metrics.
 
-        Raises TrainingDiverged after three skipped updates in a row.
+        Raises TrainingDiverged after the third step in a row of which every update was skipped.
         """
         config = self.config
         lr = learning_rate(batch.step, config)
@@ -123,7 +123,8 @@ class Trainer:
         statistics = StepStatistics(self.device)
         work, before = self._look_before(plan(batch, self.settings), statistics)
         skipped, grad_norm = 0, 0.0
-        for number, update in enumerate(work.updates * config.ppo_epochs):
+        updates = work.updates * config.ppo_epochs
+        for number, update in enumerate(updates):
             unmoved = number == 0 and before.proximal is None and config.policy_loss != "sft"
             for micro in update.ranks[self.rank]:
                 loss = self._loss(micro, before, statistics, unmoved=unmoved)
@@ -131,6 +132,7 @@ class Trainer:
             self.engine.step()
             grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
             skipped += self._note_skip(batch, applied=self.engine.was_step_applied())
+        self._end_if_diverged(batch, all_skipped=0 < skipped == len(updates))
         statistics.reduce()
         metrics = {
             names.STEP: float(batch.step),
@@ -142,7 +144,7 @@ class Trainer:
             names.TOKENS_UNPACKED: float(work.tokens_unpacked * config.ppo_epochs),
             names.IMBALANCE: work.imbalance,
             **batch_metrics(batch),
-            **statistics.metrics(len(work.updates) * config.ppo_epochs),
+            **statistics.metrics(len(updates)),
         }
         warning = disagreement(metrics, config)
         if warning and self.rank == 0:
@@ -214,21 +216,19 @@ class Trainer:
         return work, Before(before.proximal, before.reference, before.values, targets)
 
     def _note_skip(self, batch: Batch, applied: bool) -> int:
-        if applied:
-            self.skips_in_a_row = 0
-            return 0
-        self.skips_in_a_row += 1
-        skipped = Skipped(
-            batch.step, batch.version, tuple(group[0].group_id for group in batch.groups if group)
-        )
-        self.on_skip(skipped)
+        if not applied:
+            self.on_skip(Skipped(batch.step, batch.version, _group_ids(batch)))
+        return int(not applied)
+
+    def _end_if_diverged(self, batch: Batch, all_skipped: bool) -> None:
+        """One bad batch may spoil all updates of its step: only those of other steps tell of divergence."""
+        self.skips_in_a_row = self.skips_in_a_row + 1 if all_skipped else 0
         if self.skips_in_a_row >= _MAX_SKIPS_IN_A_ROW:
             raise TrainingDiverged(
-                f"{self.skips_in_a_row} updates in a row up to step {batch.step} had NaN or Inf in loss or "
-                f"gradients (the last: groups {', '.join(skipped.groups)}); lower learner.lr or look at the "
-                "groups in the run folder's skipped_batches.jsonl"
+                f"{self.skips_in_a_row} steps in a row up to step {batch.step} had NaN or Inf in loss or "
+                f"gradients of every update (the last: groups {', '.join(_group_ids(batch))}); lower "
+                "learner.lr or look at the groups in the run folder's skipped_batches.jsonl"
             )
-        return 1
 
     # --- weights ------------------------------------------------------------------------------
 
@@ -286,6 +286,10 @@ class Trainer:
             for name, parameter in self.policy.hf.named_parameters()
             if not lora.is_adapter(name)
         ]
+
+
+def _group_ids(batch: Batch) -> tuple[str, ...]:
+    return tuple(group[0].group_id for group in batch.groups if group)
 
 
 def _whole_shape(parameter: Any) -> tuple[int, ...]:

@@ -367,8 +367,21 @@ def test_three_skips_in_a_row_end_the_run(model_folder):
     trainer = make(model_folder, rollout_is="none")
     for step in (1, 2):
         trainer.train_step(poisoned(random_batch(step=step)))
-    with pytest.raises(TrainingDiverged, match="3 updates in a row up to step 3"):
+    with pytest.raises(TrainingDiverged, match="3 steps in a row up to step 3"):
         trainer.train_step(poisoned(random_batch(step=3)))
+
+
+def test_one_bad_batch_does_not_end_the_run_however_many_updates_it_spoils(model_folder):
+    """A value that is no number is, through whitening, in every minibatch, and that in every epoch."""
+    trainer = make(model_folder, adv_estimator="gae", minibatches=2, ppo_epochs=2)
+    batch = random_batch(groups=2)
+    critic = trainer.policy.critic
+    critic.bias.data.fill_(float("nan"))
+    metrics = trainer.train_step(batch)
+    assert metrics[names.SKIPPED_STEPS] == 4
+    critic.bias.data.zero_()
+    assert trainer.train_step(dataclasses.replace(batch, step=2))[names.SKIPPED_STEPS] == 0
+    assert trainer.skips_in_a_row == 0
 
 
 def test_nan_in_bfloat16_skips_the_update(model_folder):
