@@ -136,8 +136,8 @@ def _gspo(x: Tokens, config: LearnerConfig) -> PolicyLoss:
 
     As GSPO-token: the value of s, and for each token the gradient of its own logprob.
     """
-    log_s = _over_sequences(x.log_ratio.detach(), x.sequence_of, mean=True)
-    ratio = log_s.exp() * (x.logprobs - x.logprobs.detach()).exp()
+    log_s = _over_sequences((x.logprobs - x.old).detach(), x.sequence_of, mean=True)
+    ratio = log_s.clamp(max=_MAX_LOG_RATIO).exp() * (x.logprobs - x.logprobs.detach()).exp()
     return _clipped_surrogate(ratio, x.advantages, config)
 
 
@@ -179,7 +179,8 @@ def _dppo(x: Tokens, config: LearnerConfig) -> PolicyLoss:
     has moved further than clip_ratio_high (A > 0, up) or clip_ratio_low (A < 0, down), else 1."""
     ratio = x.log_ratio.exp()
     moved = (x.logprobs.exp() - x.old.exp()).detach()
-    away = torch.where(x.advantages > 0, moved > config.clip_ratio_high, -moved > config.clip_ratio_low)
+    up = (x.advantages > 0) & (moved > config.clip_ratio_high)
+    away = up | ((x.advantages < 0) & (-moved > config.clip_ratio_low))
     return PolicyLoss(torch.where(away, 0.0, -ratio * x.advantages), ratio.detach(), away)
 
 

@@ -97,6 +97,7 @@ def test_sapos_gate_has_the_plain_gradient_at_ratio_one_and_fades(advantage):
         (0.5, 0.5, -1.0, True),
         (0.5, 0.5, 1.0, False),
         (0.5, 1.2, 1.0, False),
+        (0.5, 0.5, 0.0, False),  # no gradient to cut
     ],
 )
 def test_dppo_cuts_by_the_probability_moved_not_by_the_ratio(old, ratio, advantage, cut):
@@ -133,6 +134,18 @@ def test_gspo_is_the_sequences_clipped_ratio(advantage, shift):
     (wanted,) = torch.autograd.grad(wanted_total, logprobs)
     assert total.item() == pytest.approx(wanted_total.item(), rel=1e-5)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_gspo_takes_the_mean_of_the_log_ratios_as_they_are():
+    """One token whose ratio left all bounds counts in full: only the mean is kept from overflowing."""
+    old = torch.full((10,), -0.5)
+    logprobs = torch.cat([old[:9], tensor(-40.0)])
+    config = learner_config(policy_loss="gspo")
+    one = torch.zeros(10, dtype=torch.int64)
+    result = policy_loss(Tokens(logprobs, old, -torch.ones(10), one), config)
+    assert result.ratio.tolist() == pytest.approx([math.exp(-3.95)] * 10)
+    overflow = policy_loss(Tokens(old, old - 900, -torch.ones(10), one), config)
+    assert torch.isfinite(overflow.tokens).all()
 
 
 def test_sft_is_the_negative_log_likelihood_whatever_the_rewards():
