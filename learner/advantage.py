@@ -40,6 +40,7 @@ class Sample:
     turn_rewards: np.ndarray  # float [turns]; empty where no reward function looks at turns
     penalty: np.ndarray  # float [N]: kl_coef * KL of each token, with `use_kl_in_reward`; else 0
     values: np.ndarray  # float [N]: the critic's, before each token; else 0
+    in_loss: bool = True  # False where `mask_truncated` leaves it out: whitening is over the others' tokens
 
     @property
     def score(self) -> float:
@@ -76,7 +77,7 @@ def advantages(samples: Sequence[Sample], config: LearnerConfig) -> Advantages:
     else:
         raise ValueError(f"adv_estimator {name!r} is unknown")
     if name.startswith("reinforce_plus_plus"):
-        tokens = _whitened(tokens)
+        tokens = _whitened(tokens, samples)
     elif config.adv_norm == "batch":
         tokens = _scaled_by_batch(tokens)
     return Advantages([a.astype(np.float32) for a in tokens])
@@ -176,7 +177,7 @@ def _gae(samples: Sequence[Sample], config: LearnerConfig) -> Advantages:
         deltas = sample.earned() + config.gae_gamma * next_values - sample.values
         tokens.append(_to_go(deltas, config.gae_gamma * config.gae_lambda))
         returns.append((tokens[-1] + sample.values).astype(np.float32))
-    return Advantages([a.astype(np.float32) for a in _whitened(tokens)], returns)
+    return Advantages([a.astype(np.float32) for a in _whitened(tokens, samples)], returns)
 
 
 def _to_go(values: np.ndarray, discount: float) -> np.ndarray:
@@ -189,8 +190,9 @@ def _to_go(values: np.ndarray, discount: float) -> np.ndarray:
     return out
 
 
-def _whitened(tokens: list[np.ndarray]) -> list[np.ndarray]:
-    flat = np.concatenate(tokens) if tokens else np.zeros(0)
+def _whitened(tokens: list[np.ndarray], samples: Sequence[Sample]) -> list[np.ndarray]:
+    trained = [a for a, sample in zip(tokens, samples, strict=True) if sample.in_loss]
+    flat = np.concatenate(trained) if trained else np.zeros(0)
     if not len(flat) or np.ptp(flat) == 0:
         return [np.zeros_like(a) for a in tokens]
     return [(a - flat.mean()) / (flat.std() + _EPS) for a in tokens]

@@ -8,7 +8,7 @@ Called by `learner.batch`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,7 +59,8 @@ def read_members(batch: Batch, config: LearnerConfig, max_sequence_tokens: int) 
             if len(targets) and not cut:
                 members.append(Member(trajectory, len(samples), targets, int(targets[-1]), start))
             lengths.append(0 if cut else len(targets))
-            samples.append(_sample(trajectory, group_index, targets, config, max_sequence_tokens))
+            sample = _sample(trajectory, group_index, targets, config, max_sequence_tokens)
+            samples.append(replace(sample, in_loss=not cut))
             start += len(targets)
         by_group.append(members)
     group_of = np.array([sample.group for sample in samples], dtype=np.int64)

@@ -181,6 +181,19 @@ def test_a_truncated_trajectory_has_a_say_in_the_mean_but_no_loss():
     assert micro.weights.tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_whitening_is_over_the_tokens_in_the_loss(estimator):
+    """Truncated trajectories are the longest: their tokens would decide mean and spread of the others."""
+    kept = [trajectory(0, i, [5, 6], [7] * 4, [1] * 4, reward=float(i % 2)) for i in range(4)]
+    cut = [
+        trajectory(0, i, [5, 6], [7] * 40, [1] * 40, stop_reason=StopReason.MAX_TOKENS) for i in range(4, 8)
+    ]
+    settings_ = settings(adv_estimator=estimator, mask_truncated=True)
+    ((micro,),) = plan(Batch(1, 0, ((*kept, *cut),)), settings_).updates[0].ranks
+    assert micro.advantages.mean() == pytest.approx(0.0, abs=1e-6)
+    assert micro.advantages.std() == pytest.approx(1.0, rel=1e-4)
+
+
 def test_a_batch_without_any_target_is_one_idle_micro_batch():
     cut = trajectory(0, 0, [1, 2], [3], [1], stop_reason=StopReason.DEADLINE)
     micro = one_row(Batch(1, 0, ((cut,),)), mask_truncated=True)
