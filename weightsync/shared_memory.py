@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import weakref
 
 import torch
@@ -19,6 +20,7 @@ from weightsync.version import Checksum, Manifest
 PIECE = 1 << 20  # bytes copied at once: their checksum finds them in the processor's cache
 
 _files: dict[int, int] = {}  # address of a shared buffer → its file
+_changing = threading.RLock()  # a finalizer may run wherever memory is allocated, here too
 
 
 def shared_buffer(nbytes: int) -> torch.Tensor:
@@ -28,13 +30,18 @@ def shared_buffer(nbytes: int) -> torch.Tensor:
     memory = mmap.mmap(file, max(nbytes, 1))
     flat = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
     address = flat.untyped_storage().data_ptr()
-    _files[address] = file
-    weakref.finalize(memory, _forget, address)
+    with _changing:
+        _files[address] = file
+    weakref.finalize(memory, _forget, address, file)
     return flat
 
 
-def _forget(address: int) -> None:
-    os.close(_files.pop(address))
+def _forget(address: int, file: int) -> None:
+    """The buffer is gone, and another thread's may stand at its address already."""
+    with _changing:
+        if _files.get(address) == file:
+            del _files[address]
+    os.close(file)
 
 
 class SharedMemoryGroup(OfferGroup):

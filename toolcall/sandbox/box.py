@@ -106,7 +106,8 @@ class Box:
         memory is copied now. Raises what went wrong."""
         assert self.control is not None
         self.control.settimeout(START_S)
-        wire.send(self.control, _NOTHING)
+        with contextlib.suppress(BrokenPipeError):  # it is dead; why, it has said
+            wire.send(self.control, _NOTHING)
         if (said := self.control.recv(4096)) != worker.EXIT_CODE.pack(0):
             raise OSError(said.decode(errors="replace") or "the worker died")
         self._drain()

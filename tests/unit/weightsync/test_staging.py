@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 from tests.unit.weightsync.support import METADATA, WAIT_S, weights
-from weightsync import rendezvous, transport
+from weightsync import rendezvous, shared_memory, transport
 from weightsync.files import FileGroup
 from weightsync.process_groups import GlooGroup
 from weightsync.shared_memory import shared_buffer
@@ -136,6 +136,17 @@ def test_a_shared_buffer_ends_with_its_last_reference():
     del buffer
     gc.collect()
     assert len(shared_files()) == before
+
+
+def test_a_buffer_that_ends_late_leaves_the_file_of_the_next_one_at_its_address():
+    buffer = shared_buffer(100)
+    address = buffer.untyped_storage().data_ptr()
+    another = os.memfd_create("another")
+    shared_memory._files[address] = another  # its memory was unmapped, and mapped anew by another thread
+    del buffer
+    gc.collect()
+    assert shared_memory._files.pop(address) == another
+    os.close(another)  # was open still
 
 
 def test_a_sender_that_dies_between_buckets_leaves_nothing_to_load(store):
