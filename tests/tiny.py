@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,18 @@ def tiny_tokenizer(chat_template: str | None = CHATML) -> Any:
     return tokenizer
 
 
-def tiny_model(folder: Path, *, tie_embeddings: bool = True, seed: int = 0) -> Path:
-    """A random two-layer llama in float32 with the tiny tokenizer, saved as a Hugging Face folder."""
+def tiny_model(
+    folder: Path, *, tie_embeddings: bool = True, seed: int = 0, more_tokens: Sequence[str] = ()
+) -> Path:
+    """A random two-layer llama in float32 with the tiny tokenizer, saved as a Hugging Face folder.
+
+    `more_tokens` become one id each.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(list(more_tokens))
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(

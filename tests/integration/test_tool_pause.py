@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from tests.integration.runs import start, steps_of
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_model
 from tests.unit.toolcall.mcp_site import HandWrittenSite
 
 pytestmark = pytest.mark.slow
@@ -74,25 +74,10 @@ before_and_after = false
 
 def calling_model(folder: Path) -> None:
     """A model that writes `CALL` after every line break: each token alone decides the next."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens(CALL)
+    tiny_model(folder, tie_embeddings=False, more_tokens=CALL)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer.encode("\n")[-1], *tokenizer.convert_tokens_to_ids(CALL)]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -102,7 +87,6 @@ def calling_model(folder: Path) -> None:
             seen = model.model.embed_tokens.weight[before]
             model.lm_head.weight[after] = 4 * seen / seen.norm()
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def write_task(folder: Path, url: str) -> Path:
