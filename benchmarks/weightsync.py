@@ -29,10 +29,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.weightsync_transfers import WAIT_S, learner_spec, print_transfers, seconds
+from benchmarks.weightsync_transfers import WAIT_S, print_transfers, seconds
 from configs.run_folder import CurveKeys
 from configs.schema import RunConfig
 from metrics import names
+from tests.unit.weightsync.support import spec_of
 from weightsync.publisher import Publisher
 from weightsync.receiver import Receiver
 
@@ -63,7 +64,7 @@ async def measure_engine(model_path: Path, rounds: int, in_flight: int) -> list[
     loads: list[float] = []
     engine.llm.finish_weight_update = timed(engine.llm.finish_weight_update, loads)
     updates = []
-    with closing(Publisher(learner_spec(config), metadata, keys)) as publisher:
+    with closing(Publisher(spec_of(config), metadata, keys)) as publisher:
         receiver = Receiver(
             VllmWeights(engine.llm), keys, "actor-0", WAIT_S, "keep", endpoint=publisher.endpoint
         )

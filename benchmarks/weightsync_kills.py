@@ -32,9 +32,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.weightsync_transfers import learner_spec
 from configs.run_folder import CurveKeys
 from configs.schema import RunConfig
+from tests.unit.weightsync.support import spec_of
 from weightsync.publisher import Publisher
 
 START_S, WAIT_S = 400.0, 200.0  # only a failure waits so long
@@ -159,7 +159,7 @@ def measure(folder: Path, kills: int, backend: str, seed: int) -> bool:
     fine = True
     with ExitStack() as stack:
         publisher = stack.enter_context(
-            closing(Publisher(learner_spec(config, folder), versions.metadata(), keys))
+            closing(Publisher(spec_of(config, folder), versions.metadata(), keys))
         )
 
         def start(number: int) -> Actor:

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.roles import RoleSpec
 from configs.run_folder import CurveKeys
 from configs.schema import RunConfig
+from tests.unit.weightsync.support import spec_of
 from weightsync import rendezvous, transport
 from weightsync.process_groups import BroadcastGroup
 from weightsync.publisher import Publisher
@@ -54,25 +55,6 @@ class Round:
     raw_cpu_s: float
     transfer_s: float
     transfer_cpu_s: float
-
-
-def learner_spec(config: RunConfig, run_dir: Path = Path("unused")) -> RoleSpec:
-    unused = Path("unused")
-    return RoleSpec(
-        role="learner",
-        name="learner-0",
-        rank=0,
-        world=1,
-        config=config,
-        run_dir=run_dir,
-        run_id="bench",
-        config_dir=unused,
-        model_path=unused,
-        num_prompts=1,
-        buffer_endpoint="tcp://127.0.0.1:1",
-        device="cpu",
-        threads=1,
-    )
 
 
 # --- receivers, each in a process of its own ----------------------------------------------------------
@@ -174,7 +156,7 @@ def receivers(count: int, *args: Any) -> Iterator[list[tuple[Any, psutil.Process
 def measure_transfer(backend: str, count: int, nbytes: int, rounds: int) -> list[Round]:
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig.model_validate({"weightsync": {"backend": backend}})
-        return measure_rounds(learner_spec(config, Path(folder)), count, nbytes, rounds)
+        return measure_rounds(spec_of(config, Path(folder)), count, nbytes, rounds)
 
 
 def measure_rounds(spec: RoleSpec, count: int, nbytes: int, rounds: int) -> list[Round]:

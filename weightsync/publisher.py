@@ -57,7 +57,8 @@ class Publisher:
         bucket_bytes = config.bucket_mb << 20
         self._store = rendezvous.serve_store(host, config.timeout_s)  # lives as long as this object
         self._nbytes = manifest.nbytes
-        shared = backends.shares_memory(config.backend, transport.device_name(device))
+        device_name = transport.device_name(device)
+        shared = backends.shares_memory(config.backend, device_name)
         self._snapshots = SnapshotStore(manifest, shared_buffer if shared else host_buffer)
         folder = RunFolder(spec.run_dir).weights.absolute()
         if config.backend == "disk":
@@ -69,7 +70,7 @@ class Publisher:
                 tensors=tensors,
                 bucket_bytes=bucket_bytes,
                 backend=config.backend,
-                device=transport.device_name(device),
+                device=device_name,
                 folder=str(folder),
                 host=host,
                 port=self._store.port,

@@ -38,6 +38,11 @@ def new_keys() -> CurveKeys:
 
 def learner_spec(timeout_s: float, run_dir: Path = Path("unused"), **weightsync: object) -> RoleSpec:
     config = RunConfig(weightsync=WeightSyncConfig.model_validate({"timeout_s": timeout_s, **weightsync}))
+    return spec_of(config, run_dir)
+
+
+def spec_of(config: RunConfig, run_dir: Path = Path("unused")) -> RoleSpec:
+    """A learner that publishes only: what a `Publisher` reads, the rest filled in."""
     return RoleSpec(
         role="learner",
         name="learner-0",
